@@ -264,7 +264,8 @@ def run_agent(
     Raises:
         PromptValidationError: as in `check_task`, before the first turn.
     """
-    session, workspace = Session(), task.workspace
+    workspace = task.workspace
+    session = Session(secrets=workspace.secrets)
     stats, gate = stats or RunStats(), gate or OpenGate()
     if task.telemetry is not None:
         task.telemetry.observe(session)
@@ -306,7 +307,7 @@ def run_agent(
     outcome.left_out = (*workspace.left_out, *workspace.left_out_since())
     own = workspace.own_changes()
     outcome.changes, outcome.patch, outcome.mixed, outcome.ignored = own.changes, own.patch, own.mixed, own.ignored
-    return outcome
+    return workspace.secrets.mask(outcome)
 
 
 def apply_changes(outcome: RunOutcome, workspace: RunWorkspace) -> None:

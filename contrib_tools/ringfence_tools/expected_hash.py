@@ -91,6 +91,9 @@ class _HashingReader:
             raise ToolValidationError(f"{value.path} has changed since: read it again from its first line")
         if (value.offset and not params.expected) or _CUT_LINE.search(value.content):
             return result
+        secrets = context.session.secrets
+        if secrets and secrets.mask(value) is not value:  # it counts as not read
+            return result
         end = value.offset + value.limit
         use = "with the next offset" if end < value.total_lines else "to replace or remove it"
         shown = _hash_of_part(content_hash, end, value.total_lines)

@@ -28,6 +28,7 @@ from ringfence.participants import Change, Step
 from ringfence.prompt.policy import BasePolicy, PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Itself, Tool, ToolContext
+from ringfence.runtime.secrets import Secrets
 from ringfence.runtime.session import Session
 from ringfence_sandbox import HostFilesystem, OwnChanges, Repository, Workspace
 from ringfence_tools.contents import LeftOut
@@ -53,6 +54,8 @@ class RunWorkspace(Protocol):
     """What of the directory is not covered, and why; paths are relative to it."""
     refused: Mapping[str, str]
     """Paths that an agent must not write, with the reasons. Paths below them count, too."""
+    secrets: Secrets
+    """What is masked in all that leaves the run."""
     is_part: str
     """Why the changes cover only the part since the resume. Empty: they cover the whole run."""
     with_ignored: bool
@@ -142,6 +145,7 @@ class MemoryWorkspace:
         rules = {found.path: self.filesystem.read_bytes(found.path).content for found in self._ignore_files()}
         self.ignored = Repository(str(directory)).ignored(rules.get)
         self.history = None
+        self.secrets = Secrets()
         self._loaded = self.filesystem.snapshot()
         self._session: Session | None = None
         self._steps: Sequence[Step] = ()
@@ -220,6 +224,7 @@ class DiskWorkspace:
         self._ignored: tuple[str, IgnoredPaths] | None = None
         self._sessions: Collection[str] = ()
         """The session ids of all parts of the run."""
+        self.secrets = Secrets()
         self.sandbox: PodmanSandbox | None = None
         """Where commands run, if they do."""
         self._place = Place()
@@ -228,12 +233,14 @@ class DiskWorkspace:
         """Start a container over the files. Raises SandboxUnavailableError."""
         from ringfence_sandbox import PodmanSandbox
 
+        self.secrets.give(place.secret_values())
         sandbox = PodmanSandbox(
             self.directory,
             filesystem=self.filesystem,
             image=place.image,
             limits=place.limits(),
             network=place.network or "none",
+            secrets=self.secrets,
         )
         try:
             sandbox.start()
@@ -270,6 +277,7 @@ class DiskWorkspace:
 
     def go_on_from(self, start: str, sessions: Collection[str]) -> None:
         """Count the steps of earlier parts as own ones. `start` is the commit before them, unless `gc` dropped it."""
+        self.secrets.expect_masks()
         known = itertools.takewhile(lambda entry: not entry.apart, self.history.log())
         if any(entry.commit == start for entry in known):
             self.start, self._sessions = start, (*sessions, *self._sessions)

@@ -183,6 +183,10 @@ COMMANDS_FAILING = (
     "failed by its own account: what it did stays, unless you set rollback_on_error."
 )
 CONFINED = f"Commands can write in {MOUNT_POINT} and /tmp alone, and have limits of memory, processes and time."
+SECRETS = (
+    "Commands have {} in their environment. You never see these values: [NAME] stands in the place of each. Use the "
+    "variables in commands, and write neither values nor masks into files."
+)
 NO_NETWORK = "They have no network: nothing can be downloaded."
 
 
@@ -202,6 +206,7 @@ class PodmanSandboxSection(Section[None]):
         image: str | None = None,
         limits: SandboxLimits | None = None,
         network: Network = "none",
+        secrets: Mapping[str, str] | None = None,
         sandbox: PodmanSandbox | None = None,
         policies: Sequence[ToolPolicy] | None = None,
         keep_environment: bool = False,
@@ -209,10 +214,11 @@ class PodmanSandboxSection(Section[None]):
         shared_session: bool = False,
         accepts_overrides: bool = False,
     ) -> None:
-        """``root``, ``image``, ``limits`` and ``network`` are as in `PodmanSandbox`.
+        """``root``, ``image``, ``limits``, ``network`` and ``secrets`` are as in `PodmanSandbox`. Secrets are masked in
+        all that the session records.
 
         Args:
-            sandbox: one that is there already, instead of these four; whoever made it closes it.
+            sandbox: one that is there already, instead of these five; whoever made it closes it.
             policies: the policies of the tools. The default is `ReadBeforeWritePolicy`.
             keep_environment: whether commands begin in the directory where the last one ended and with the variables
                 that it exported, as in one shell: ``session[ShellEnvironment]``, which rolls back with a failed call.
@@ -232,11 +238,16 @@ class PodmanSandboxSection(Section[None]):
         self.session = session
         self._own: PodmanSandbox | None = None
         if root is not None:
-            sandbox = self._own = PodmanSandbox(root, image=image, limits=limits, network=network, session=session)
-        elif image is not None or limits is not None or network != "none":
-            raise PromptValidationError("image, limits and network are those of the sandbox that was given: leave them")
+            sandbox = self._own = PodmanSandbox(
+                root, image=image, limits=limits, network=network, session=session, secrets=secrets
+            )
+        elif image is not None or limits is not None or network != "none" or secrets is not None:
+            raise PromptValidationError(
+                "image, limits, network and secrets are those of the sandbox that was given: leave them"
+            )
         assert sandbox is not None
         self.sandbox = sandbox
+        self._mask_in(session)
         self.keep_environment = keep_environment
         self.longest_seconds = longest_seconds
         shell = Tool[ShellExecute, CommandOutcome](
@@ -286,6 +297,7 @@ class PodmanSandboxSection(Section[None]):
         governed = any(isinstance(policy, ReadBeforeWritePolicy) for policy in self.policies())
         longest = f"A command may take {self.longest_seconds:g} seconds, if its timeout_seconds says so."
         network = "" if self.sandbox.network != "none" else f" {NO_NETWORK}"
+        secrets = sorted(self.sandbox.secrets.variables)
         rules = (
             FINDING,
             *([READING_FIRST, READING_AGAIN] if governed else []),
@@ -295,6 +307,7 @@ class PodmanSandboxSection(Section[None]):
             READING_OUTPUT,
             COMMANDS_FAILING,
             f"{CONFINED} {longest}{network}",
+            *([SECRETS.format(", ".join(f"${name}" for name in secrets))] if secrets else []),
             FAILING,
         )
         return "\n".join((INTRODUCTION, "", *(f"- {rule}" for rule in rules)))
@@ -304,7 +317,15 @@ class PodmanSandboxSection(Section[None]):
         twin = super().clone(**changes)
         twin.session = changes.get("session", self.session)
         twin._own = None
+        twin._mask_in(twin.session)
         return twin
+
+    def _mask_in(self, session: Session) -> None:
+        if session.secrets is None:
+            session.secrets = self.sandbox.secrets
+        elif session.secrets is not self.sandbox.secrets:
+            for name, value in self.sandbox.secrets.variables.items():
+                session.secrets.add(name, value)
 
     def shell_execute(self, params: ShellExecute, *, context: ToolContext) -> ToolResult[CommandOutcome]:
         began_with = None

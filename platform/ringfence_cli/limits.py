@@ -108,7 +108,14 @@ def _resume_place(before: Place, given: Place) -> Place:
     """Return the place of a resume. Options that are not given stay as they were."""
     workspace = given.workspace or before.workspace
     if workspace == "podman":
-        return replace(before, **{name: value for name, value in asdict(given).items() if value})
+        place = replace(before, **{name: value for name, value in asdict(given).items() if value})
+        specs = {spec.partition("=")[0]: spec for spec in (*before.secrets, *given.secrets)}
+        place = replace(place, secrets=tuple(specs.values()))
+        try:
+            place.secret_values()
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        return place
     if given.options:
         raise click.UsageError(
             f"{' and '.join(given.options)} is for commands, and the run that is resumed has none: "

@@ -144,6 +144,18 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int |
     return found_bytes
 
 
+def secret(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse what is neither NAME nor NAME=env:VAR. A value on the command line would be seen by others."""
+    if not all(re.fullmatch(r"[A-Za-z_]\w*(=env:[A-Za-z_]\w*)?", spec, re.ASCII) for spec in value):
+        raise click.BadParameter(
+            "write NAME, or NAME=env:VAR for the value of the variable VAR: a value does not belong on a command line, "
+            "where other users of the machine see it",
+            ctx,
+            param,
+        )
+    return value
+
+
 def number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     """Refuse ``nan``, which click takes to be in every range."""
     if value is not None and math.isnan(value):
@@ -205,6 +217,15 @@ _CONTAINER = (
         help="With podman: how many processors' time commands get.  [default: 1]",
     ),
     click.option(
+        "--secret",
+        "secrets",
+        multiple=True,
+        callback=secret,
+        metavar="NAME[=env:VAR]",
+        help="With podman: give commands the variable NAME, with its value here or that of VAR. The value is masked in "
+        "all that is shown and recorded; may be given several times.",
+    ),
+    click.option(
         "--command-timeout",
         "command_seconds",
         callback=seconds,
@@ -228,4 +249,8 @@ def place_of(workspace: WorkspaceKind | None, given: Mapping[str, Any]) -> Place
     place = Place(workspace, **given)
     if workspace not in (None, "podman") and place.options:
         raise click.UsageError(f"{' and '.join(place.options)}: for --workspace podman, where commands run")
+    try:
+        place.secret_values()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     return place

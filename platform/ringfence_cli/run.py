@@ -21,6 +21,7 @@ from ringfence.filesystem.diff import moved
 from ringfence.filesystem.edits import read_host_text
 from ringfence.filesystem.paths import escape_path
 from ringfence.runtime.limits import utc_now
+from ringfence.runtime.secrets import Secrets, masked_logs
 from ringfence.runtime.session import Session
 from ringfence_cli.history import recovery
 from ringfence_cli.limits import RunLimits, absolute_code, absolute_policy
@@ -160,6 +161,7 @@ def run_task(options: RunOptions, invocation: Invocation) -> int:
         except KeyboardInterrupt:
             raise click.Abort("interrupted: nothing was changed") from None
         run = replace(run, task=replace(run.task, telemetry=telemetry))
+        stack.enter_context(masked_logs(run.task.workspace.secrets))
         with reserve_stdout(run.task.sections):
             try:
                 check_task(run.task)
@@ -177,7 +179,8 @@ def run_task(options: RunOptions, invocation: Invocation) -> int:
 def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
     """Open workspace, model and files of a run. ``stack`` closes them."""
     directory, before, record = options.directory, None, None
-    text = read_task(options.task) if options.task is not None else ""
+    given = Secrets(place_of(None, options.container).secret_values())
+    text = given.mask(read_task(options.task)) if options.task is not None else ""
     is_resumed = options.resume and (not text or is_interrupted(directory, text))
     limits = options.limits(is_resumed=is_resumed)
     adapter = model_of(options.model, stack)
@@ -233,6 +236,8 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
 
 
 def _announce(run: Run, errors: ErrorStream) -> None:
+    for line in run.limits.place.unmasked():
+        errors.say(line)
     for line in left_out_lines(run.task.workspace.left_out):
         errors.say(line)
     if run.is_resumed:

@@ -10,12 +10,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ringfence.errors import TransactionError
 from ringfence.filesystem.paths import escape_path, normalise, os_error
 from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.runtime.limits import Cancellation
+from ringfence.runtime.secrets import MaskedStream, Secrets
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
 from ringfence_sandbox.container.channel import Ended
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 KILLED = 137
+STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
 _TAG = "shell_execute"
 
 
@@ -89,10 +91,12 @@ class PodmanSandbox:
         connection: Connection | None = None,
         url: str | None = None,
         strict: bool = True,
+        secrets: Mapping[str, str] | Secrets | None = None,
     ) -> None:
         """``filesystem`` is one that is open over ``root`` already; without it the root is opened as a `Workspace`,
         until `close`. So it is with ``connection``; ``url`` is where to connect otherwise. ``image`` is never fetched;
         without it, the one that comes with ringfence is built when it is first needed. ``session`` is told in receipts.
+        ``secrets`` are variables of each command, by name. Their values are masked in what it prints.
         ``strict=False`` also takes a machine where memory and processor time cannot be limited, or users not be mapped.
 
         Raises:
@@ -106,7 +110,8 @@ class PodmanSandbox:
         self.network: Network = network
         self._url = url
         self._strict = strict
-        self._session = session or Session()
+        self.secrets = secrets if isinstance(secrets, Secrets) else Secrets(secrets)
+        self._session = session or Session(secrets=self.secrets)
         self._turn = threading.RLock()
         self._held = _Held()
         if filesystem is None:
@@ -270,16 +275,23 @@ class PodmanSandbox:
         replaced = "the container had ended, and this is a new one" if before not in (None, container) else ""
         # Whoever recovers the workspace after us ends the container before anything is taken back.
         stamp = self.filesystem.note_process(container.process)
-        handover = Handover(request, directory, container.environment)
+        handover = Handover(request, directory, container.environment, self.secrets)
         output = self.filesystem.outputs.of_command(os.urandom(8).hex(), self.limits.output_bytes)
+
+        def show(stream: Literal["stdout", "stderr"], data: bytes) -> None:
+            output.take(stream, data)
+            if on_output is not None:
+                on_output(stream, data)
+
+        masked = {stream: MaskedStream(self.secrets) for stream in STREAMS} if self.secrets else {}
 
         def take(stream: Stream, data: bytes) -> None:
             if stream == "report":
                 handover.take(data)
-                return
-            output.take(stream, data)
-            if on_output is not None:
-                on_output(stream, data)
+            elif not masked:
+                show(stream, data)
+            elif shown := masked[stream].take(data):
+                show(stream, shown)
 
         assert self._held.watch is not None
         watch = self._held.watch
@@ -303,6 +315,8 @@ class PodmanSandbox:
             failure = f"the container was lost ({lost}); the next command gets a new one"
         finally:
             watch.stop()
+            for stream in STREAMS if masked else ():
+                show(stream, masked[stream].end())
             output.close()
         if watch.reason:
             failure = watch.reason
@@ -310,10 +324,11 @@ class PodmanSandbox:
         said = [replaced, moved, explained(request, ended), failure]
         said += ["out of memory: a process was killed"] * ended.killed_by_oom
         said += [UNKNOWN] * (request.environment is not None and left is None)
+        stderr = "\n".join([output.stderr.text(), *(f"[{words}]" for words in said if words)]).lstrip("\n")
         return CommandResult(
             ended.exit_code,
             output.stdout.text(),
-            "\n".join([output.stderr.text(), *(f"[{words}]" for words in said if words)]).lstrip("\n"),
+            self.secrets.mask(stderr),
             ended.timed_out,
             ended.duration_seconds,
             failure=failure,

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -56,6 +56,7 @@ from ringfence.runtime.limits import (
     TokenUsage,
 )
 from ringfence.runtime.reducers import SetVisibilityOverride, VisibilityOverrides
+from ringfence.runtime.secrets import MaskedStream
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import sendable
 
@@ -204,6 +205,8 @@ class _Evaluation(Generic[OutputT]):
         prompt, session, options = self.prompt, self.session, self.options
         deadline = self.nearest_deadline()
         self.rendered = replace(prompt.render(session=session), deadline=deadline)
+        if session.secrets:
+            self.rendered = replace(self.rendered, text=session.secrets.mask(self.rendered.text))
         self.executor = ToolExecutor(
             prompt=prompt,
             session=session,
@@ -295,13 +298,15 @@ class _Evaluation(Generic[OutputT]):
             output_schema=output.schema() if output is not None else None,
             deadline=self.nearest_deadline(),
             tool_choice=choice if number == 1 or choice == "none" else "auto",
-            on_text=lambda text, attempt: self.report(ModelText(self.name, number, text, attempt)),
+            on_text=self.report_text(number),
             on_retry=lambda why, attempt, seconds: self.report(ModelRetry(self.name, number, why, attempt, seconds)),
         )
         notify, session_id = self.session.notify, self.session.session_id
         notify(ModelRequested(self.id, number, request, self.provider, self.model, session_id))
         try:
             turn = _clean(self.adapter.respond(request), self.messages)
+            if self.session.secrets:
+                turn = self.session.secrets.mask(turn)
         except BaseException as error:
             notify(ModelAnswered(self.id, number, None, error))
             raise
@@ -363,6 +368,18 @@ class _Evaluation(Generic[OutputT]):
     def add(self, message: Message) -> None:
         self.messages.append(message)
         self.session.notify(MessageAdded(self.name, message))
+
+    def report_text(self, number: int) -> Callable[[str, int], None]:
+        """Return a function that reports a piece of a turn. A secret that comes in several pieces is masked, too."""
+        streams: dict[int, MaskedStream] = {}
+
+        def report(text: str, attempt: int) -> None:
+            if secrets := self.session.secrets:
+                stream = streams.setdefault(attempt, MaskedStream(secrets))
+                text = stream.take(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
+            self.report(ModelText(self.name, number, text, attempt))
+
+        return report
 
     def report(self, event: ModelText | ModelRetry) -> None:
         self.beat()

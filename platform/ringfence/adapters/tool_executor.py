@@ -36,6 +36,7 @@ from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolIn
 from ringfence.runtime.interrupts import Interrupts
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions
 from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
+from ringfence.runtime.secrets import Secrets
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import (
     MAX_RESULT_CHARACTERS,
@@ -58,6 +59,10 @@ logger = logging.getLogger(__name__)
 now = datetime.now
 
 Arguments = Mapping[str, object] | str | None
+MASKED_ARGUMENT = (
+    "{} stands for a secret, and would be written in the place of its value: leave that part as it is, with an edit of "
+    "other lines, or let a command use the variable"
+)
 UNFINISHED = ToolResult.error("the call did not come to an end")
 
 
@@ -104,6 +109,8 @@ class Call:
     conflicts: Sequence[str] = ()
     invoked: ToolInvoked | None = None
     receipt: Receipt | None = None
+    is_masked: bool = False
+    """Whether a secret was masked in the value of the result."""
     updates: ReceiptUpdates = ()
     """The corrected receipts of inner calls that were rolled back with this call."""
 
@@ -238,6 +245,8 @@ class ToolExecutor:
             CallResources(resources, transaction),
             cancellation,
         )
+        if self.session.secrets:
+            arguments = self.session.secrets.mask(arguments)
         call = Call(name, call_id, arguments, transaction, context, arguments, arguments, now(UTC), perf_counter(), [])
         if self.session.dispatcher.has_handlers(ToolCallStarted):
             bound = self._tools.get(name)
@@ -291,6 +300,8 @@ class ToolExecutor:
     def _is_permitted(self, call: Call, tool: BoundTool) -> bool:
         """Whether all policies, deadline and cancellation permit the call. The section's policies run first."""
         context = call.context
+        if self.session.secrets and not self._is_free_of_masks(call, tool, self.session.secrets):
+            return False
         saved = call.transaction.save(self.session)
         for policy, verdict, asked in tool.policies:
             if asked:
@@ -311,6 +322,25 @@ class ToolExecutor:
         if context.cancellation is not None:
             context.cancellation.check()
         return True
+
+    def _is_free_of_masks(self, call: Call, tool: BoundTool, secrets: Secrets) -> bool:
+        """Whether a call that changes something has no mask in its arguments: it would be written for the value."""
+        masks = [] if tool.tool.writes is None and not tool.opaque else secrets.masks_in(call.params)
+        if masks:
+            verdict = PolicyVerdict("secrets", False, MASKED_ARGUMENT.format(", ".join(masks)))
+            call.verdicts.append(verdict)
+            call.deny(verdict.policy, verdict.reason)
+        return not masks
+
+    def _mask(self, call: Call, secrets: Secrets) -> None:
+        """Mask the secrets in all that is recorded of the call."""
+        result = secrets.mask(call.result)
+        call.is_masked |= result.value is not call.result.value
+        call.result, call.rendered = result, secrets.mask(call.rendered)
+        call.verdicts[:] = secrets.mask(call.verdicts)
+        call.params, call.recorded = secrets.mask(call.params), secrets.mask(call.recorded)
+        if call.error is not None:
+            call.error.args = secrets.mask(call.error.args)
 
     def _are_effects_permitted(self, call: Call, tool: BoundTool) -> bool:
         """Whether all effect policies permit the call. Their reads are not part of the call's read set."""
@@ -400,6 +430,8 @@ class ToolExecutor:
 
     def _settle(self, call: Call, tool: BoundTool) -> None:
         """Do all steps before the commit point that can still fail."""
+        if self.session.secrets:
+            self._mask(call, self.session.secrets)
         transaction, result = call.transaction, call.result
         if (
             result.success
@@ -418,6 +450,10 @@ class ToolExecutor:
             return
         if tool.read_only and transaction.changed(self.session):
             raise TransactionError(f"{call.name} is declared read-only, but it changed something")
+        if call.is_masked:
+            transaction.reads.clear()  # what the model was not shown
+            message = f"{result.message}; secrets in it are masked, and what is masked does not count as read"
+            call.result = result = replace(result, message=message)
         for policy in tool.result_policies:
             if transaction.ended:
                 raise call.ended_error()
@@ -477,6 +513,8 @@ class ToolExecutor:
     def _record(self, call: Call) -> None:
         """Append the receipt and the event to the session's logs."""
         if call.receipt is None:
+            if self.session.secrets:
+                self._mask(call, self.session.secrets)
             if isinstance(call.error, DeadlineExceededError):
                 call.error = self._evaluation_error(str(call.error), call.error)
             call.receipt = self._receipt(call)
@@ -536,7 +574,7 @@ class ToolExecutor:
 
     def _receipt(self, call: Call) -> Receipt:
         # The first ten arguments are positional: with more than fifteen keywords the interpreter makes a dictionary.
-        return Receipt(
+        receipt = Receipt(
             new_id(),
             call.call_id,
             call.name,
@@ -555,6 +593,7 @@ class ToolExecutor:
             exit_code=exit_code_of(call.result.value),
             client=self.session.tags.get("client", ""),
         )
+        return self.session.secrets.mask(receipt) if self.session.secrets else receipt
 
 
 def _copy(params: object) -> object:

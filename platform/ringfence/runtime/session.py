@@ -23,6 +23,7 @@ from ringfence.runtime.events import (
 from ringfence.runtime.limits import require_aware, utc_now
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.reducers import ReducerContext, VisibilityOverrides
+from ringfence.runtime.secrets import Secrets
 from ringfence.runtime.slices import (
     LOG,
     STATE,
@@ -78,14 +79,17 @@ class Session(Transactional):
         session_id: UUID | None = None,
         created_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
+        secrets: Secrets | None = None,
     ) -> None:
-        """``tags`` are extended by ``session_id``.
+        """``tags`` are extended by ``session_id``. ``secrets`` are masked in the results of tool calls, in receipts and
+        in events.
 
         Raises ValueError for a ``created_at`` without a timezone.
         """
         self.session_id = uuid4() if session_id is None else session_id
         self.created_at = utc_now() if created_at is None else require_aware("created_at", created_at)
         self.tags: Mapping[str, str] = MappingProxyType({**(tags or {}), "session_id": str(self.session_id)})
+        self.secrets = secrets
         self.lock = CallLock(f"session {self.session_id}")
         self._slices = Slices(self.lock, LOGS_BY_DEFAULT)
         self.view = SessionView(self.session_id, self.created_at, self.tags, self._slices)
@@ -221,6 +225,7 @@ class Session(Transactional):
             session_id=self.session_id if session_id is None else session_id,
             created_at=self.created_at if created_at is None else created_at,
             tags=self.tags if tags is None else tags,
+            secrets=self.secrets,
         )
         self._slices.copy_to(clone._slices)
         return clone

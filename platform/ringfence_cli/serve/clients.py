@@ -46,7 +46,7 @@ class Client:
     """One client, or all of one label that have no identity: a session, and the tools on the shared workspace."""
 
     def __init__(self, workspace: ServedWorkspace, observe: Observe, label: str = "", *, shared: bool = False) -> None:
-        self.session = Session(tags={"client": label})
+        self.session = Session(tags={"client": label}, secrets=workspace.secrets)
         self.shared = shared
         observe(self.session)
         sections = list(workspace.sections(self.session, shared))

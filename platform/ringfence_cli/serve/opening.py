@@ -16,6 +16,7 @@ from ringfence.failures import describe_error
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.secrets import masked_logs
 from ringfence.runtime.session import Session
 from ringfence_cli.options import UNAVAILABLE, BusyError, NotStartedError
 from ringfence_cli.outputs import ErrorStream, refuse_way_out
@@ -119,6 +120,7 @@ class LazyWorkspace:
             cancellation=cancellation,
         )
         stack.callback(workspace.close)
+        stack.enter_context(masked_logs(workspace.secrets))
         self._try_client(workspace, sections)
         self._receipts = _open_receipts(options.receipts, workspace, stack)
         for line in workspace.notes:

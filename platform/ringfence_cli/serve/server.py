@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ringfence.filesystem.protocol import FileEntry, Filesystem
     from ringfence.prompt.tool import Tool
     from ringfence.runtime.limits import Cancellation
+    from ringfence.runtime.secrets import Secrets
     from ringfence.runtime.session import Session
     from ringfence_cli.serve.clients import Clients
     from ringfence_cli.serve.workspaces import ServedWorkspace
@@ -251,7 +252,12 @@ class WorkspaceServer:
     async def _read_resource(
         self, context: Context, params: types.ReadResourceRequestParams
     ) -> types.ReadResourceResult:
-        return await self._run_in_turn(lambda: read_resource(self._filesystem(), str(params.uri)))
+        return await self._run_in_turn(partial(self._read, str(params.uri)))
+
+    def _read(self, uri: str) -> types.ReadResourceResult:
+        with self._cancellation() as cancellation:
+            workspace = self._workspace.open(cancellation)
+        return read_resource(workspace.filesystem, uri, workspace.secrets)
 
     async def _run_in_turn(self, work: Callable[[], ResultT]) -> ResultT:
         """Run ``work`` on a thread after the calls before it. Raise MCPError if those take too long, or if the
@@ -318,14 +324,14 @@ def list_resources(filesystem: Filesystem, cursor: str | None) -> types.ListReso
     return types.ListResourcesResult(resources=page, next_cursor=page[-1].uri if len(files) > PAGE_SIZE else None)
 
 
-def read_resource(filesystem: Filesystem, uri: str) -> types.ReadResourceResult:
-    """Read one whole file. Raise MCPError if it is missing or too large."""
+def read_resource(filesystem: Filesystem, uri: str, secrets: Secrets) -> types.ReadResourceResult:
+    """Read one whole file, with the secrets in it masked. Raise MCPError if it is missing or too large."""
     path = resource_path(uri)
     try:
         size = filesystem.stat(path).size_bytes
         if size > MAX_RESOURCE_BYTES:
             raise ValueError(f"a resource has at most {MAX_RESOURCE_BYTES:,} bytes: read this one with read_file")
-        content = filesystem.read_bytes(path, limit=MAX_RESOURCE_BYTES).content
+        content = secrets.mask(filesystem.read_bytes(path, limit=MAX_RESOURCE_BYTES).content)
     except (OSError, ValueError) as error:
         raise MCPError(code=types.INVALID_PARAMS, message=describe_error(error)) from None
     contents: types.TextResourceContents | types.BlobResourceContents

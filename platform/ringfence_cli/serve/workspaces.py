@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ringfence.prompt.policy import BasePolicy, Policy, PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.runtime.limits import Cancellation
+from ringfence.runtime.secrets import Secrets
 from ringfence.runtime.session import Session
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import left_out_lines
@@ -44,6 +45,8 @@ class ServedWorkspace:
     """Lines for a person when the server starts."""
     opened: RunWorkspace | None = None
     """The workspace behind it, unless this is a view of the files on disk."""
+    secrets: Secrets = field(default_factory=Secrets)
+    """What is masked in all that clients get."""
     recovered: str = ""
     """What opening did about a crash, for the first answer."""
 
@@ -65,11 +68,11 @@ def open_workspace(
         SandboxUnavailableError: commands cannot be run.
     """
     if read_only and place.workspace != "memory":
-        return _open_view(directory, extra_sections, without_commands=place.workspace == "podman")
+        return _open_view(directory, extra_sections, place)
     workspace = (
         in_memory(directory) if place.workspace == "memory" else on_disk(directory, place, cancellation=cancellation)
     )
-    notes, recovered = list(left_out_lines(workspace.left_out)), ""
+    notes, recovered = [*left_out_lines(workspace.left_out), *place.unmasked()], ""
     history = workspace.history
     if history is None:
         notes.append("it is a copy in memory, and ends with the server")
@@ -86,7 +89,16 @@ def open_workspace(
 
     all_policies = [ProtectedPathsPolicy(workspace), *([ReadOnlyPolicy()] if read_only else []), *policies]
     return ServedWorkspace(
-        directory, workspace.filesystem, sections, all_policies, workspace.close, read_only, notes, workspace, recovered
+        directory,
+        workspace.filesystem,
+        sections,
+        all_policies,
+        workspace.close,
+        read_only,
+        notes,
+        workspace,
+        workspace.secrets,
+        recovered,
     )
 
 
@@ -119,7 +131,7 @@ def preview_workspace(
     return ServedWorkspace(directory, filesystem, sections, (), lambda: None, read_only)
 
 
-def _open_view(directory: Path, extra_sections: Sequence[MakeSection], *, without_commands: bool) -> ServedWorkspace:
+def _open_view(directory: Path, extra_sections: Sequence[MakeSection], place: Place) -> ServedWorkspace:
     """View the files on disk without a lock. An agent may change them meanwhile."""
     directory = Path(os.path.abspath(directory))  # a tool may change the working directory
     filesystem = HostFilesystem(directory, read_only=True)
@@ -132,9 +144,11 @@ def _open_view(directory: Path, extra_sections: Sequence[MakeSection], *, withou
         yield from (make(session) for make in extra_sections)
 
     notes = [f"ringfence: {call}" for call in unfinished_calls(directory) if not call.is_running]
-    if without_commands:
+    if place.workspace == "podman":
         notes.append("it is read-only: shell_execute and evaluate_python, which change things, are left out")
-    return ServedWorkspace(directory, filesystem, sections, [ReadOnlyPolicy()], filesystem.close, True, notes)
+    secrets = Secrets(place.secret_values())
+    policies = [ReadOnlyPolicy()]
+    return ServedWorkspace(directory, filesystem, sections, policies, filesystem.close, True, notes, secrets=secrets)
 
 
 class ReadOnlyPolicy(BasePolicy):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ringfence.runtime.secrets import Secrets
 from ringfence_sandbox.container.command_request import CommandRequest
 from ringfence_sandbox.container.executor import REPORT
 from ringfence_sandbox.container.isolation import WORKSPACE
@@ -31,8 +32,12 @@ class Handover:
     sets a trap of its own on EXIT. A program leaves the environment as it was.
     """
 
-    def __init__(self, request: CommandRequest, directory: str, own: Mapping[str, str]) -> None:
-        """``directory`` is where in the container it begins, ``own`` the container's variables."""
+    def __init__(
+        self, request: CommandRequest, directory: str, own: Mapping[str, str], secrets: Secrets | None = None
+    ) -> None:
+        """``directory`` is where in the container it begins, ``own`` the container's variables. The variables of
+        ``secrets`` are never handed on."""
+        self._secrets = secrets or Secrets()
         self._before = request.environment
         self._directory = directory
         self._own = own
@@ -41,7 +46,11 @@ class Handover:
         self.reports = text is not None
         """Whether what it leaves is to be reported."""
         self.argv = request.argv if text is None else (*request.argv[:2], _REPORTING + text)
-        self.env: Mapping[str, str | None] = {**(request.environment or ShellEnvironment()).variables, **request.env}
+        self.env: Mapping[str, str | None] = {
+            **self._secrets.variables,
+            **(request.environment or ShellEnvironment()).variables,
+            **request.env,
+        }
 
     def take(self, data: bytes) -> None:
         """A piece of the report."""
@@ -52,7 +61,7 @@ class Handover:
 
         A report may be forged, which gains what ``export`` does. What the command itself changed is handed on, not the
         directory and the variables that it was given for itself; of directories, only those of the workspace, of
-        variables, those with the name of a shell's variable and a value that is UTF-8.
+        variables, those with the name of a shell's variable and a value that is UTF-8 and has no secret in it.
         """
         if self._before is None or not self.reports:
             return self._before
@@ -60,7 +69,8 @@ class Handover:
         place, ended, rest = report.partition(b"\n\0")
         if len(report) > LONGEST_REPORT or not ended or not (rest == b"\0" or rest.endswith(b"\0\0")):
             return None
-        variables = {**self._before.variables, **self._changed(rest)}
+        changed = {name: value for name, value in self._changed(rest).items() if self._secrets.mask(value) is value}
+        variables = {**self._before.variables, **changed}
         own = self._own
         return ShellEnvironment(
             self._place(place),

@@ -1,0 +1,245 @@
+"""Secrets: values that commands may use, and that nobody is shown."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import logging
+import re
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar, cast
+from urllib.parse import quote, quote_plus
+
+ValueT = TypeVar("ValueT")
+
+SHORTEST = 8
+"""Characters of a value that is masked. A shorter one stands in too many other words."""
+_LINE_END = "\r\n"
+_TOO_DEEP = "[left out: it is nested too deeply to be searched for secrets]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Needle:
+    """One form of one value. Base64 may be broken into lines anywhere."""
+
+    text: str
+    data: bytes
+    mask: str
+    wraps: bool
+    pattern: re.Pattern[bytes]
+
+
+class Secrets:
+    """The secrets of a run, by name. In every text and bytes that `mask` gets, ``[NAME]`` takes the place of a value.
+
+    Masked are values of 8 characters and more: as they are, as JSON, HTML and URLs quote them, in base64 at any offset,
+    and each long line of a value of several lines. Any thread may use it.
+    """
+
+    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
+        """``variables`` are for the environment of commands, and are masked."""
+        self.variables: Mapping[str, str] = {}
+        self.shown: frozenset[str] = frozenset()
+        """The masks that have taken the place of a value somewhere."""
+        self._needles: tuple[_Needle, ...] = ()
+        self.give(variables or {})
+
+    def __bool__(self) -> bool:
+        return bool(self._needles)
+
+    def __repr__(self) -> str:
+        return f"Secrets({', '.join(sorted({needle.mask for needle in self._needles}))})"
+
+    def give(self, variables: Mapping[str, str]) -> None:
+        """Add variables for the environment of commands, and mask their values."""
+        self.variables = {**self.variables, **variables}
+        for name, value in variables.items():
+            self.add(name, value)
+
+    def add(self, name: str, value: str) -> None:
+        """Mask one more value. One of fewer than 8 characters is ignored."""
+        known = {needle.text for needle in self._needles}
+        found = {text: wraps for text, wraps in _forms(value) if len(text) >= SHORTEST and text not in known}
+        added = [_needle(text, f"[{name}]", wraps) for text, wraps in found.items()]
+        self._needles = tuple(sorted((*self._needles, *added), key=lambda needle: -len(needle.text)))
+
+    def expect_masks(self) -> None:
+        """Take all masks as shown: in a conversation that goes on, an earlier process may have shown any."""
+        self.shown = frozenset(needle.mask for needle in self._needles)
+
+    def mask(self, value: ValueT) -> ValueT:
+        """Return the value with all secrets in it masked: in texts, bytes, dataclasses and collections.
+
+        The very value is returned if there is none in it. Other objects are returned as they are.
+        """
+        if not self._needles:
+            return value
+        try:
+            return self._mask(value)
+        except RecursionError:
+            return cast("Any", _TOO_DEEP)
+
+    def masks_in(self, value: object) -> list[str]:
+        """Return the masks in a value that have been shown, and those of the secrets in it."""
+        found = set[str]()
+        texts = [text if isinstance(text, str) else text.decode(errors="replace") for text in _texts(self.mask(value))]
+        for mask in {needle.mask for needle in self._needles} & self.shown:
+            if any(mask in text for text in texts):
+                found.add(mask)
+        return sorted(found)
+
+    def open_end(self, data: bytes) -> int:
+        """Return where in a piece of a stream a secret may begin that goes on in the next piece; else its length."""
+        cut = len(data)
+        for needle in self._needles:
+            ends, length = _LINE_END.encode() if needle.wraps else b"", len(needle.data)
+            tail = data[-2 * length :].translate(None, ends)
+            begun = next((n for n in range(min(length - 1, len(tail)), 0, -1) if tail.endswith(needle.data[:n])), 0)
+            at = len(data)
+            while begun:
+                at -= 1
+                begun -= data[at] not in ends
+            cut = min(cut, at)
+        spanning = True
+        while spanning:  # a whole one must not be cut in two because its end could begin another one
+            starts = [
+                found.start()
+                for needle in self._needles
+                for found in needle.pattern.finditer(data, max(0, cut - 2 * len(needle.data)))
+                if found.start() < cut < found.end()
+            ]
+            cut, spanning = min([cut, *starts]), bool(starts)
+        return cut
+
+    def _mask(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._mask_text(value)
+        if isinstance(value, bytes | bytearray):
+            return self._mask_bytes(bytes(value)) if self._is_in(bytes(value)) else value
+        if isinstance(value, Mapping):
+            mapping = cast("Mapping[Any, Any]", value)
+            items = {self._mask(key): self._mask(item) for key, item in mapping.items()}
+            same = all(key in items and items[key] is item for key, item in mapping.items())
+            return mapping if same else items
+        if type(value) in (list, tuple, set, frozenset):
+            masked = [self._mask(item) for item in value]
+            return value if all(map(lambda a, b: a is b, masked, value)) else type(value)(masked)
+        if is_dataclass(value) and not isinstance(value, type):
+            changed = {
+                field.name: masked
+                for field in fields(value)
+                if (masked := self._mask(held := getattr(value, field.name, None))) is not held
+            }
+            if changed:
+                value = copy(value)
+                for name, masked in changed.items():
+                    object.__setattr__(value, name, masked)
+        return value
+
+    def _is_in(self, data: bytes) -> bool:
+        return self._mask_bytes(data) is not data
+
+    def _mask_text(self, text: str) -> str:
+        if len(text) < SHORTEST:
+            return text
+        if any(needle.text in text for needle in self._needles) or _LINE_END[1] in text:
+            data = text.encode("utf-8", "surrogatepass")
+            masked = self._mask_bytes(data)
+            return text if masked is data else masked.decode("utf-8", "surrogatepass")
+        return text
+
+    def _mask_bytes(self, data: bytes) -> bytes:
+        flat = data.translate(None, _LINE_END.encode())
+        for needle in self._needles:
+            if needle.data in data or (needle.wraps and needle.data in flat):
+                data = needle.pattern.sub(needle.mask.encode().replace(b"\\", b"\\\\"), data)
+                self.shown |= {needle.mask}
+        return data
+
+
+@contextmanager
+def masked_logs(secrets: Secrets) -> Generator[None]:
+    """Mask the secrets in what this process logs, with the texts of exceptions, until the block ends."""
+    make, formatter = logging.getLogRecordFactory(), logging.Formatter()
+
+    def make_masked(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        if secrets:
+            text = secrets.mask(formatter.formatException(record.exc_info)) if record.exc_info else None
+            record.__dict__.update(msg=secrets.mask(record.getMessage()), args=(), exc_text=text, exc_info=None)
+        return record
+
+    logging.setLogRecordFactory(make_masked)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(make)
+
+
+class MaskedStream:
+    """Masks the secrets in a stream that comes in pieces: also one that stands in two of them."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        self._held = b""
+
+    def take(self, data: bytes) -> bytes:
+        """Return what can be shown now. The beginning of a secret is held back until the next piece."""
+        data = self._held + data
+        cut = self._secrets.open_end(data)
+        self._held = data[cut:]
+        return self._secrets.mask(data[:cut])
+
+    def end(self) -> bytes:
+        """Return what was held back."""
+        held, self._held = self._held, b""
+        return self._secrets.mask(held)
+
+
+def _needle(text: str, mask: str, wraps: bool) -> _Needle:
+    data = text.encode("utf-8", "surrogateescape")
+    between = b"[\r\n]*" if wraps else b""
+    pattern = re.compile(between.join(re.escape(data[at : at + 1]) for at in range(len(data))))
+    return _Needle(text, data, mask, wraps, pattern)
+
+
+def _forms(value: str) -> Iterator[tuple[str, bool]]:
+    """Yield each form of a value, and whether it may be broken into lines."""
+    if len(value) < SHORTEST:
+        return
+    lines = [line.strip() for line in value.splitlines() if not line.startswith("-----")]
+    for text in dict.fromkeys((value, value.strip(), *(lines if len(lines) > 1 else ()))):
+        if len(text) < SHORTEST:
+            continue
+        yield text, False
+        yield from ((form, False) for form in (html.escape(text), json.dumps(text)[1:-1], repr(text)[1:-1]))
+        yield json.dumps(text, ensure_ascii=False)[1:-1], False
+        for quoted in (quote(text), quote(text, safe=""), quote_plus(text)):
+            yield quoted, False
+            yield re.sub("%..", lambda found: found[0].lower(), quoted), False
+    data = value.encode("utf-8", "surrogateescape")
+    for offset in range(3):
+        bits = (offset + len(data)) * 8
+        # Without the characters that also depend on the bytes before and after it.
+        encoded = base64.b64encode(b"\0" * offset + data)[-(-offset * 8 // 6) : bits // 6].decode()
+        yield encoded, True
+        yield encoded.translate({ord("+"): "-", ord("/"): "_"}), True
+
+
+def _texts(value: object) -> Iterator[str | bytes]:
+    """Yield the texts in a value."""
+    if isinstance(value, str | bytes):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in cast("Mapping[object, object]", value).items():
+            yield from (*_texts(key), *_texts(item))
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in cast("list[object]", value):
+            yield from _texts(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _texts(getattr(value, field.name, None))

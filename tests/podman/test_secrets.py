@@ -1,0 +1,190 @@
+"""Secrets of commands in a real container: nothing that leaves has a value, and no inspection of the container does."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import ringfence_text
+from real_git import git_bytes, objects_of
+
+from ringfence.runtime import Session
+from ringfence_sandbox import PodmanSandbox, ShellEnvironment, store_directory
+
+pytestmark = pytest.mark.usefixtures("podman", "limits_hold")
+MakeSandbox = Callable[..., PodmanSandbox]
+TOKEN = "ghp_0123456789abcdefghij/ABC+DEF=9"
+DONE: Mapping[str, Any] = {"text": f"Done with {TOKEN}."}
+FORMS = (
+    TOKEN.encode(),
+    *(base64.b64encode(b"\0" * k + TOKEN.encode())[4:40] for k in range(3)),
+    b"%2FABC%2BDEF%3D9",
+)
+
+
+def call(name: str, **arguments: object) -> Mapping[str, Any]:
+    return {"tool_calls": [{"name": name, "arguments": arguments}]}
+
+
+def test_output_is_masked_in_every_form_and_also_where_it_comes_in_pieces(make_sandbox: MakeSandbox) -> None:
+    sandbox, pieces = make_sandbox(secrets={"TOKEN": TOKEN}), list[bytes]()
+    result = sandbox.run(
+        "echo $TOKEN; echo $TOKEN >&2; printf $TOKEN | base64; printf x$TOKEN$TOKEN | base64; env | grep TOKEN; "
+        "python3 -c \"import os,urllib.parse as u; print(u.quote(os.environ['TOKEN'], safe=str()))\"; "
+        "printf %.9s $TOKEN; sleep 0.3; printf %s ${TOKEN#?????????}; ls /$TOKEN",
+        on_output=lambda stream, data: pieces.append(data),
+    )
+    assert result.stdout.count("[TOKEN]") == 7
+    assert result.stderr.count("[TOKEN]") == 2
+    for shown in (result.stdout.encode(), result.stderr.encode(), b"".join(pieces)):
+        assert not any(form in shown for form in FORMS)
+
+
+def test_the_kept_output_of_a_command_is_masked_on_disk(make_sandbox: MakeSandbox) -> None:
+    sandbox = make_sandbox(secrets={"TOKEN": TOKEN})
+    sandbox.run("for i in $(seq 3000); do echo $i $TOKEN; done")
+    kept = b"".join(path.read_bytes() for path in sandbox.filesystem.outputs.directory.iterdir())
+    assert kept.count(b"[TOKEN]") == 3000
+    assert TOKEN.encode() not in kept
+
+
+def test_a_program_that_cannot_be_started_is_named_with_a_mask(make_sandbox: MakeSandbox) -> None:
+    result = make_sandbox(secrets={"TOKEN": TOKEN}).run([f"/no/{TOKEN}"])
+    assert result.exit_code == 127
+    assert TOKEN not in result.stderr
+
+
+def test_a_kept_environment_hands_no_value_on(make_sandbox: MakeSandbox) -> None:
+    sandbox = make_sandbox(secrets={"TOKEN": TOKEN})
+    begun = ShellEnvironment()
+    first = sandbox.run('export COPY=$TOKEN IN_IT="a $TOKEN b" OTHER=1; cd /tmp', environment=begun)
+    assert first.environment is not None
+    assert first.environment.variables == {"OTHER": "1"}
+    second = sandbox.run('test -n "$TOKEN" && echo $OTHER-$COPY', environment=first.environment)
+    assert second.stdout == "1-\n"
+
+
+def test_an_inspection_of_the_container_shows_no_value(make_sandbox: MakeSandbox, podman: Any) -> None:
+    sandbox = make_sandbox(secrets={"TOKEN": TOKEN})
+    assert sandbox.run("cat /proc/1/environ; cat /proc/1/cmdline; true").stdout.count("TOKEN") == 0
+    inspected = [podman.client.containers.get(one.id).attrs for one in podman.client.containers.list(all=True)]
+    assert any(sandbox.filesystem.root in json.dumps(attributes) for attributes in inspected)
+    assert TOKEN not in json.dumps(inspected)
+
+
+def test_a_section_gives_its_secrets_to_its_session(tmp_path: Path) -> None:
+    from ringfence_tools import PodmanSandboxSection
+
+    session = Session()
+    with PodmanSandboxSection(session=session, root=tmp_path, secrets={"TOKEN": TOKEN}) as section:
+        assert session.secrets is not None
+        assert session.secrets.mask(TOKEN) == "[TOKEN]"
+        assert "$TOKEN" in section.render_body(None, visibility=None, path=(), session=session)  # pyright: ignore[reportArgumentType]
+
+
+TURNS = (
+    {"text": f"I begin with {TOKEN}", **call("shell_execute", command="echo is $TOKEN; echo $TOKEN >&2; exit 3")},
+    call("shell_execute", command="printf $TOKEN | base64 -w0; env; cat /proc/self/environ", rollback_on_error=True),
+    call("shell_execute", command="echo $TOKEN; sleep 60", timeout_seconds=1),
+    call("shell_execute", command="for i in $(seq 3000); do echo $TOKEN; done"),
+    call("shell_execute", command=f"echo {TOKEN} > written"),
+    call("shell_execute", command="echo aborted > gone; echo $TOKEN; false", rollback_on_error=True),
+    call("write_file", file_path="a.py", content=f"key = '{TOKEN}'\n"),
+    call("write_file", file_path="b.py", content="key = '[TOKEN]'\n"),
+    call("write_file", file_path="c.py", content="fine\n"),
+    call("edit_file", file_path="c.py", old_string="fine", new_string=TOKEN),
+    call("evaluate_python", code="import os; print(1/0 if os.environ['TOKEN'] else os.environ)"),
+    call("evaluate_python", code="import os; raise ValueError(os.environ['TOKEN'])"),
+    call(TOKEN, **{TOKEN: TOKEN}),
+    call("ls", path=TOKEN),
+)
+
+
+def test_nothing_that_a_run_leaves_has_the_value(tmp_path: Path) -> None:
+    tree, out = tmp_path / "tree", tmp_path / "out"
+    for directory in (tree, out):
+        directory.mkdir()
+    (tree / "first.txt").write_text("one\n")
+    script = out / "script.jsonl"
+    script.write_text("".join(json.dumps(turn) + "\n" for turn in (*TURNS, DONE)))
+    environment = {
+        **os.environ,
+        "GITHUB_TOKEN": TOKEN,
+        "OTEL_TRACES_EXPORTER": "console",
+        "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true",
+    }
+    results = ("--receipts", out / "receipts", "--report", out / "report.html", "--patch", out / "patch")
+    arguments = ("--workspace", "podman", "--secret", "TOKEN=env:GITHUB_TOKEN", "--model", f"script:{script}")
+    ended = ringfence_text("run", tree, *arguments, "--task", f"Use {TOKEN}.", *results, env=environment)
+    script.unlink()
+    assert ended.returncode == 0, ended.stderr
+    receipts = [json.loads(line) for line in (out / "receipts").read_text().splitlines()]
+    assert [receipt["outcome"] for receipt in receipts] == [
+        *("committed", "committed", "failed", "committed", "denied", "failed"),
+        *("denied", "denied", "committed", "denied", "failed", "failed", "rejected", "failed"),
+    ]
+    shown = [ended.stdout, ended.stderr]
+    for command in (("log", tree), ("show", tree, "1"), ("diff", tree), ("log", tree, "--json")):
+        said = ringfence_text(*command)
+        shown += [said.stdout, said.stderr]
+    leaked = [
+        place
+        for place, data in [
+            *((number, text.encode()) for number, text in enumerate(shown)),
+            *((path, path.read_bytes()) for path in _files(tree, out, store_directory(tree))),
+        ]
+        if any(form in data for form in FORMS)
+    ]
+    assert not leaked
+    assert "[TOKEN]" in ended.stderr
+    assert "[TOKEN]" in (out / "report.html").read_text()
+    for git_object in _objects(store_directory(tree)):
+        assert not any(form in git_object for form in FORMS)
+
+
+def _files(*directories: Path) -> list[Path]:
+    return [path for directory in directories for path in directory.rglob("*") if path.is_file()]
+
+
+def _objects(store: Path) -> list[bytes]:
+    """All objects of a store's history, unpacked."""
+    history = next(store.rglob("HEAD")).parent
+    return [git_bytes(history, "cat-file", "-p", name) for name in objects_of(history)]
+
+
+def test_a_file_that_a_command_wrote_is_shown_with_a_mask(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    script = tmp_path / "script.jsonl"
+    turns = (
+        call("shell_execute", command="echo key = $TOKEN > config"),
+        call("read_file", file_path="config"),
+        call("grep", pattern="key"),
+        call("write_file", file_path="config", content="key = other\n"),
+        {"text": "Done."},
+    )
+    script.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    arguments = ("--workspace", "podman", "--secret", "TOKEN", "--task", "x", "--model", f"script:{script}")
+    patch, receipts = tmp_path / "patch", tmp_path / "receipts"
+    ended = ringfence_text(
+        "run",
+        tmp_path / "tree",
+        *arguments,
+        "--patch",
+        patch,
+        "--receipts",
+        receipts,
+        "--json",
+        env={**os.environ, "TOKEN": TOKEN},
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "tree" / "config").read_text() == f"key = {TOKEN}\n"
+    assert "+key = [TOKEN]" in patch.read_text()
+    assert "[TOKEN]" in ended.stdout
+    for text in (patch.read_text(), ended.stdout, ended.stderr, receipts.read_text()):
+        assert TOKEN not in text
+    assert [json.loads(line)["outcome"] for line in receipts.read_text().splitlines()][-1] == "denied"

@@ -1,0 +1,259 @@
+"""Secrets are masked in what leaves a session, whatever form they have, and neither they nor masks are written."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import pytest
+from command_line import ringfence_text
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence import Filesystem, InMemoryFilesystem, MarkdownSection, Prompt, Session, Tool, ToolContext, ToolResult
+from ringfence.adapters import ScriptedAdapter, ToolExecutor
+from ringfence.adapters.model import ModelText
+from ringfence.runtime.events import ToolCallStarted, ToolInvoked
+from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.secrets import MaskedStream, Secrets, masked_logs
+from ringfence_tools import VfsToolsSection
+
+VALUE = "s3cret/Valü&e+7 <x>'"
+TOKEN = "ghp_0123456789abcdefghijABCDEFGHIJ"
+
+
+def secrets() -> Secrets:
+    return Secrets({"TOKEN": TOKEN, "ODD": VALUE})
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        VALUE,
+        quote(VALUE),
+        quote(VALUE, safe=""),
+        quote_plus(VALUE),
+        re.sub("%..", lambda found: found[0].lower(), quote(VALUE, safe="")),
+        html.escape(VALUE),
+        json.dumps(VALUE)[1:-1],
+        json.dumps(VALUE, ensure_ascii=False)[1:-1],
+        repr(VALUE)[1:-1],
+    ],
+)
+def test_a_value_is_masked_in_every_usual_form(form: str) -> None:
+    assert secrets().mask(f"a {form} b") == "a [ODD] b"
+    assert secrets().mask(f"a {form} b".encode()) == b"a [ODD] b"
+
+
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode, base64.encodebytes])
+@pytest.mark.parametrize("before", [b"", b"x", b"xy", b"user:", b"x" * 40, b"x" * 41, b"x" * 42])
+@pytest.mark.parametrize("after", [b"", b"\n", b"and more"])
+@pytest.mark.parametrize("value", [VALUE, TOKEN])
+def test_base64_is_masked_at_every_offset_and_across_lines(
+    encode: Any, before: bytes, after: bytes, value: str
+) -> None:
+    name = "TOKEN" if value == TOKEN else "ODD"
+    encoded = encode(before + value.encode() + after).decode()
+    masked = secrets().mask(encoded)
+    assert f"[{name}]" in masked
+    left = masked.replace(f"[{name}]", "").replace("\n", "")
+    assert len(left) <= len(encoded.replace("\n", "")) - len(value) * 8 // 6 + 2
+
+
+def test_a_value_of_several_lines_is_masked_line_by_line() -> None:
+    known = Secrets({"KEY": "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQ\n-----END PRIVATE KEY-----\n"})
+    assert known.mask("1: MIIEvQIBADANBg\n2: kqhkiG9w0BAQ") == "1: [KEY]\n2: [KEY]"
+    assert known.mask("-----BEGIN PRIVATE KEY-----") == "-----BEGIN PRIVATE KEY-----"
+
+
+def test_the_longest_value_wins_and_a_short_one_is_not_masked() -> None:
+    known = Secrets({"PASSWORD": "hunter2hunter", "URL": "db://hunter2hunter@host", "PIN": "1234567"})
+    assert known.mask("db://hunter2hunter@host hunter2hunter 1234567") == "[URL] [PASSWORD] 1234567"
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    text: str
+    items: tuple[Mapping[str, object], ...] = ()
+
+
+def test_a_value_without_secrets_is_the_same_object_and_nested_ones_are_masked() -> None:
+    known = secrets()
+    clean = Nested("nothing", ({"a": [b"x", 1, None]},))
+    assert known.mask(clean) is clean
+    assert known.mask(Nested("a", ({"k": [TOKEN, TOKEN.encode()]},))) == Nested("a", ({"k": ["[TOKEN]", b"[TOKEN]"]},))
+    deep: Any = TOKEN
+    for _ in range(100_000):
+        deep = [deep]
+    assert TOKEN not in str(known.mask(deep))
+
+
+def test_a_mask_does_not_show_values_in_its_repr() -> None:
+    assert TOKEN not in repr(secrets())
+
+
+@given(st.data())
+def test_a_stream_in_pieces_is_masked_as_the_whole_is(data: st.DataObject) -> None:
+    known = Secrets({"A": "abcabcabd", "B": "abcabcabdabcabcab", "C": "xxxxabcabc"})
+    pieces = ["abcabcabd", "abc", "ab", "x", "xxxxabcabc", "\n", "-", base64.b64encode(b"abcabcabdabcabcab").decode()]
+    text = "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=12))).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    stream = MaskedStream(known)
+    shown = b"".join(stream.take(text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)) + stream.end()
+    assert shown == known.mask(text)
+
+
+def test_a_stream_holds_back_nothing_but_what_may_be_the_beginning_of_a_secret() -> None:
+    stream = MaskedStream(secrets())
+    assert stream.take(b"progress 10%") == b"progress 10%"
+    assert stream.take(b" ghp_0123") == b" "
+    assert stream.take(b"no") == b"ghp_0123no"
+    assert stream.take(TOKEN[:20].encode()) == b""
+    assert stream.take(TOKEN[20:].encode()) == b"[TOKEN]"
+
+
+class World:
+    """The file tools over a file that has a secret in it."""
+
+    def __init__(self, *tools: Tool[Any, Any]) -> None:
+        self.files = InMemoryFilesystem()
+        self.files.write("config.py", f"a = 1\nkey = '{TOKEN}'\nb = 2\n")
+        self.session = Session(secrets=secrets())
+        self.events: list[object] = []
+        for kind in (Receipt, ToolInvoked, ToolCallStarted):
+            self.session.dispatcher.subscribe(kind, self.events.append)
+        section = VfsToolsSection(session=self.session, filesystem=self.files)
+        more = MarkdownSection(title="More", key="more", template="More.", tools=tools)
+        self.prompt = Prompt(ns="tests", key="secrets", sections=[section, more])
+        self.executor = ToolExecutor(prompt=self.prompt, session=self.session)
+
+    def call(self, name: str, **arguments: object) -> ToolResult[Any]:
+        with self.prompt.resources:
+            ended = self.executor.execute(name, arguments)
+        left = repr((ended.text, ended.result, ended.receipt.to_json(), self.events, self.session[ToolInvoked].all()))
+        assert TOKEN not in left
+        return ended.result
+
+
+def test_the_result_of_a_read_is_masked_and_counts_as_no_read() -> None:
+    world = World()
+    result = world.call("read_file", file_path="config.py")
+    assert "[TOKEN]" in result.text()
+    assert not world.call("write_file", file_path="config.py", content="nothing\n").success
+    assert not world.call("rm", path="config.py").success
+    assert world.call("read_file", file_path="config.py", offset=0, limit=1).success
+    assert world.call("edit_file", file_path="config.py", old_string="a = 1", new_string="a = 9").success
+    assert world.files.read("config.py").content.startswith(f"a = 9\nkey = '{TOKEN}'")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("write_file", {"file_path": "new.py", "content": "key = '[TOKEN]'\n"}),
+        ("write_file", {"file_path": "new.py", "content": f"key = '{TOKEN}'\n"}),
+        ("edit_file", {"file_path": "config.py", "old_string": "a = 1", "new_string": "a = '[TOKEN]'"}),
+        ("edit_file", {"file_path": "config.py", "old_string": TOKEN, "new_string": "x"}),
+        (
+            "apply_patch",
+            {"patch": "--- a/config.py\n+++ b/config.py\n@@ -1,2 +1,2 @@\n-a = 1\n+a = 2\n key = '[TOKEN]'\n"},
+        ),
+    ],
+)
+def test_neither_a_mask_nor_a_value_is_written(name: str, arguments: Mapping[str, object]) -> None:
+    world = World()
+    world.call("grep", pattern="key")
+    world.call("read_file", file_path="config.py", limit=1)
+    before = world.files.snapshot()
+    result = world.call(name, **arguments)
+    assert not result.success
+    assert "[TOKEN]" in result.message
+    assert world.files.changes(before) == []
+    assert [receipt.outcome for receipt in world.session[Receipt].all()][-1] == "denied"
+
+
+def test_a_name_in_brackets_is_written_while_nothing_was_masked() -> None:
+    world = World()
+    assert world.call("write_file", file_path="new.py", content="settings[TOKEN]\n").success
+
+
+def test_grep_shows_the_mask() -> None:
+    assert "[TOKEN]" in World().call("grep", pattern="key").text()
+
+
+def test_errors_of_handlers_and_what_they_log_are_masked(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(params: None, *, context: ToolContext) -> ToolResult[None]:
+        """Fail."""
+        raise KeyError(f"no {TOKEN}")
+
+    world = World(Tool.wrap(fail))
+    with caplog.at_level(logging.DEBUG), masked_logs(secrets()):
+        result = world.call("fail")
+    assert "[TOKEN]" in result.message
+    assert TOKEN not in caplog.text
+    assert all(TOKEN not in logging.Formatter().format(record) for record in caplog.records)
+
+
+def test_a_handler_gets_the_files_as_they_are_and_its_message_is_masked() -> None:
+    def check(params: None, *, context: ToolContext) -> ToolResult[None]:
+        """Check."""
+        found = context.resources.get(Filesystem).read("config.py").content
+        return ToolResult(f"it is {found}", success=TOKEN in found)
+
+    assert World(Tool.wrap(check)).call("check").message.startswith("it is a = 1\nkey = '[TOKEN]'")
+
+
+def test_what_a_model_says_is_masked_in_pieces_and_as_a_whole() -> None:
+    session, heard = Session(secrets=secrets()), list[str]()
+    session.dispatcher.subscribe(ModelText, lambda event: heard.append(event.text))
+    prompt = Prompt(ns="tests", key="said", sections=[MarkdownSection(title="T", key="t", template=f"Use {TOKEN}.")])
+    adapter = ScriptedAdapter([{"text": f"I know {TOKEN}."}])
+    requests = list[object]()
+    respond = adapter.respond
+
+    def spy(request: Any) -> Any:
+        requests.append(request)
+        for piece in ("I know ", TOKEN[:9], TOKEN[9:], "."):
+            request.on_text(piece, 1)
+        return respond(request)
+
+    adapter.respond = spy
+    assert adapter.evaluate(prompt, session=session).text == "I know [TOKEN]."
+    assert "".join(heard) == "I know [TOKEN]."
+    assert TOKEN not in repr(requests)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("NO_SUCH_VARIABLE", "is not set"),
+        ("TOKEN=env:NO_SUCH_VARIABLE", "is not set"),
+        (f"TOKEN={TOKEN}", "does not belong on a command line"),
+        ("1BAD", "write NAME"),
+        ("A=env:", "write NAME"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_a_secret_that_cannot_be_had_is_refused_before_anything_starts(
+    tmp_path: Path, command: str, spec: str, words: str
+) -> None:
+    more = ("--task", "x", "--model", "script:none") if command == "run" else ()
+    ended = ringfence_text(command, tmp_path, "--workspace", "podman", "--secret", spec, *more)
+    assert ended.returncode == 2
+    assert words in " ".join(ended.stderr.replace("│", "").split())
+    assert TOKEN not in ended.stderr
+
+
+def test_a_secret_is_for_commands(tmp_path: Path) -> None:
+    ended = ringfence_text(
+        "run", tmp_path, "--secret", "HOME", "--workspace", "disk", "--task", "x", "--model", "script:n"
+    )
+    assert ended.returncode == 2
+    assert "--workspace podman" in ended.stderr
