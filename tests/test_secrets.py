@@ -17,6 +17,10 @@ import pytest
 from command_line import ringfence_text
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp_servers import ERAS, http_server, result
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from ringfence import Filesystem, InMemoryFilesystem, MarkdownSection, Prompt, Session, Tool, ToolContext, ToolResult
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
@@ -24,6 +28,8 @@ from ringfence.adapters.model import ModelText
 from ringfence.runtime.events import ToolCallStarted, ToolInvoked
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.secrets import MaskedStream, Secrets, masked_logs
+from ringfence.telemetry import Telemetry
+from ringfence_cli.serve.workspaces import ServedWorkspace
 from ringfence_tools import VfsToolsSection
 
 VALUE = "s3cret/Valü&e+7 <x>'"
@@ -208,6 +214,54 @@ def test_a_handler_gets_the_files_as_they_are_and_its_message_is_masked() -> Non
         return ToolResult(f"it is {found}", success=TOKEN in found)
 
     assert World(Tool.wrap(check)).call("check").message.startswith("it is a = 1\nkey = '[TOKEN]'")
+
+
+def test_a_name_of_a_file_is_masked_in_the_receipt() -> None:
+    def make(params: None, *, context: ToolContext) -> ToolResult[None]:
+        """Make a file."""
+        context.resources.get(Filesystem).write(TOKEN, "x")
+        return ToolResult("made")
+
+    world = World(Tool.wrap(make))
+    assert world.call("make").success
+    assert [change.path for change in world.session[Receipt].all()[-1].changes] == ["[TOKEN]"]
+    assert world.files.exists(TOKEN)
+
+
+def test_spans_are_masked() -> None:
+    world, exporter, provider = World(), InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    Telemetry(tracer_provider=provider, capture_content=True).observe(world.session)
+    turns = [
+        {"text": TOKEN, "tool_calls": [{"name": "read_file", "arguments": {"file_path": "config.py"}}]},
+        {"tool_calls": [{"name": "ls", "arguments": {"path": TOKEN}}, {"name": TOKEN, "arguments": TOKEN}]},
+        {"text": f"Done with {TOKEN}."},
+    ]
+    ScriptedAdapter(turns).evaluate(world.prompt, session=world.session)
+    spans = "".join(span.to_json() for span in exporter.get_finished_spans())
+    assert spans.count("[TOKEN]") >= 5
+    assert TOKEN not in spans
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_clients_of_the_mcp_server_get_masks(tmp_path: Path, era: str) -> None:
+    files = InMemoryFilesystem()
+    files.write("config.py", f"key = '{TOKEN}'\n")
+
+    def sections(session: Session, shared: bool) -> list[Any]:
+        return [VfsToolsSection(session=session, filesystem=files, shared_session=shared)]
+
+    workspace = ServedWorkspace(tmp_path, files, sections, (), lambda: None, secrets=secrets())
+    with http_server(workspace) as server:
+        session = server.session_of(era)
+        read = server.call("read_file", session, file_path="config.py")
+        assert "[TOKEN]" in json.dumps(read)
+        assert "expected=" not in json.dumps(read)
+        assert "[TOKEN]" in json.dumps(server.call("grep", session, pattern="key"))
+        assert server.call("write_file", session, file_path="b.py", content=f"key = '{TOKEN}'\n")["isError"]
+        resource = result(server.asked("resources/read", {"uri": "workspace:///config.py"}, server.session()))
+        assert TOKEN not in json.dumps((read, resource))
+        assert "[TOKEN]" in json.dumps(resource)
 
 
 def test_what_a_model_says_is_masked_in_pieces_and_as_a_whole() -> None:

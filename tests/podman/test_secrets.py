@@ -6,6 +6,7 @@ import base64
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ import pytest
 from command_line import ringfence_text
 from real_git import git_bytes, objects_of
 
-from ringfence.runtime import Session
+from ringfence.runtime import Cancellation, Session
+from ringfence_cli.resume import record_of
+from ringfence_cli.serve.clients import Client
+from ringfence_cli.serve.workspaces import open_workspace
 from ringfence_sandbox import PodmanSandbox, ShellEnvironment, store_directory
+from ringfence_sandbox.container.podman_connection import OwnService
+from ringfence_tools.place import Place
 
 pytestmark = pytest.mark.usefixtures("podman", "limits_hold")
 MakeSandbox = Callable[..., PodmanSandbox]
@@ -36,10 +42,11 @@ def test_output_is_masked_in_every_form_and_also_where_it_comes_in_pieces(make_s
     result = sandbox.run(
         "echo $TOKEN; echo $TOKEN >&2; printf $TOKEN | base64; printf x$TOKEN$TOKEN | base64; env | grep TOKEN; "
         "python3 -c \"import os,urllib.parse as u; print(u.quote(os.environ['TOKEN'], safe=str()))\"; "
-        "printf %.9s $TOKEN; sleep 0.3; printf %s ${TOKEN#?????????}; ls /$TOKEN",
+        "printf $TOKEN | rev; echo; printf %.9s $TOKEN; sleep 0.3; printf %s ${TOKEN#?????????}; ls /$TOKEN",
         on_output=lambda stream, data: pieces.append(data),
     )
     assert result.stdout.count("[TOKEN]") == 7
+    assert TOKEN[::-1] in result.stdout  # this is where the promise ends
     assert result.stderr.count("[TOKEN]") == 2
     for shown in (result.stdout.encode(), result.stderr.encode(), b"".join(pieces)):
         assert not any(form in shown for form in FORMS)
@@ -77,6 +84,16 @@ def test_an_inspection_of_the_container_shows_no_value(make_sandbox: MakeSandbox
     assert TOKEN not in json.dumps(inspected)
 
 
+def test_a_service_of_our_own_gets_no_variable_that_podman_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
+    with closing(OwnService()) as service:
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in children]
+        assert str(service.process.pid) in children
+    assert len(environments) >= 2
+    assert not any(TOKEN.encode() in environment for environment in environments)
+
+
 def test_a_section_gives_its_secrets_to_its_session(tmp_path: Path) -> None:
     from ringfence_tools import PodmanSandboxSection
 
@@ -112,12 +129,7 @@ def test_nothing_that_a_run_leaves_has_the_value(tmp_path: Path) -> None:
     (tree / "first.txt").write_text("one\n")
     script = out / "script.jsonl"
     script.write_text("".join(json.dumps(turn) + "\n" for turn in (*TURNS, DONE)))
-    environment = {
-        **os.environ,
-        "GITHUB_TOKEN": TOKEN,
-        "OTEL_TRACES_EXPORTER": "console",
-        "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true",
-    }
+    environment = {**os.environ, "GITHUB_TOKEN": TOKEN}
     results = ("--receipts", out / "receipts", "--report", out / "report.html", "--patch", out / "patch")
     arguments = ("--workspace", "podman", "--secret", "TOKEN=env:GITHUB_TOKEN", "--model", f"script:{script}")
     ended = ringfence_text("run", tree, *arguments, "--task", f"Use {TOKEN}.", *results, env=environment)
@@ -129,7 +141,13 @@ def test_nothing_that_a_run_leaves_has_the_value(tmp_path: Path) -> None:
         *("denied", "denied", "committed", "denied", "failed", "failed", "rejected", "failed"),
     ]
     shown = [ended.stdout, ended.stderr]
-    for command in (("log", tree), ("show", tree, "1"), ("diff", tree), ("log", tree, "--json")):
+    for command in (
+        ("log", tree),
+        ("show", tree, "1"),
+        ("diff", tree),
+        ("log", tree, "--json"),
+        ("log", tree, "--aborted"),
+    ):
         said = ringfence_text(*command)
         shown += [said.stdout, said.stderr]
     leaked = [
@@ -143,6 +161,7 @@ def test_nothing_that_a_run_leaves_has_the_value(tmp_path: Path) -> None:
     assert not leaked
     assert "[TOKEN]" in ended.stderr
     assert "[TOKEN]" in (out / "report.html").read_text()
+    assert b"fine\n" in _objects(store_directory(tree))
     for git_object in _objects(store_directory(tree)):
         assert not any(form in git_object for form in FORMS)
 
@@ -168,7 +187,18 @@ def test_a_file_that_a_command_wrote_is_shown_with_a_mask(tmp_path: Path) -> Non
         {"text": "Done."},
     )
     script.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
-    arguments = ("--workspace", "podman", "--secret", "TOKEN", "--task", "x", "--model", f"script:{script}")
+    arguments = (
+        "--workspace",
+        "podman",
+        "--secret",
+        "TOKEN",
+        "--secret",
+        "PIN",
+        "--task",
+        "x",
+        "--model",
+        f"script:{script}",
+    )
     patch, receipts = tmp_path / "patch", tmp_path / "receipts"
     ended = ringfence_text(
         "run",
@@ -179,12 +209,53 @@ def test_a_file_that_a_command_wrote_is_shown_with_a_mask(tmp_path: Path) -> Non
         "--receipts",
         receipts,
         "--json",
-        env={**os.environ, "TOKEN": TOKEN},
+        env={**os.environ, "TOKEN": TOKEN, "PIN": "1234"},
     )
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "tree" / "config").read_text() == f"key = {TOKEN}\n"
+    assert "PIN: its value has fewer than 8 characters" in ended.stderr
     assert "+key = [TOKEN]" in patch.read_text()
     assert "[TOKEN]" in ended.stdout
     for text in (patch.read_text(), ended.stdout, ended.stderr, receipts.read_text()):
         assert TOKEN not in text
     assert [json.loads(line)["outcome"] for line in receipts.read_text().splitlines()][-1] == "denied"
+
+
+def test_a_resumed_run_needs_the_variable_again_and_its_record_has_only_the_name(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    script, tree = tmp_path / "script.jsonl", tmp_path / "tree"
+
+    def run(*turns: Mapping[str, Any], **variables: str) -> Any:
+        script.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+        begun = (
+            () if record_of(tree).exists() else ("--workspace", "podman", "--secret", "TOKEN=env:VAR", "--task", "x")
+        )
+        words = ("run", tree, "--model", f"script:{script}", "--receipts", tmp_path / "out", *(begun or ("--resume",)))
+        return ringfence_text(*words, env={**os.environ, **variables})
+
+    export = call("shell_execute", command="export COPY=$TOKEN; echo $TOKEN")
+    assert run(export, VAR=TOKEN).returncode == 3
+    assert b"TOKEN=env:VAR" in record_of(tree).read_bytes()
+    for file in _files(store_directory(tree)):
+        assert TOKEN.encode() not in file.read_bytes()
+    refused = run({"text": "Done."})
+    assert refused.returncode == 2
+    assert "variable VAR is not set" in " ".join(refused.stderr.split())
+    before = (tmp_path / "out").read_bytes()
+    turns = (call("write_file", file_path="a", content="[TOKEN]"), call("shell_execute", command="echo ${#TOKEN}"))
+    ended = run(*turns, {"text": "Done."}, VAR=TOKEN)
+    assert ended.returncode == 0, ended.stderr
+    outcomes = [json.loads(line) for line in (tmp_path / "out").read_bytes()[len(before) :].splitlines()]
+    assert [receipt["outcome"] for receipt in outcomes] == ["denied", "committed"]
+
+
+def test_a_client_of_the_mcp_server_gets_the_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", TOKEN)
+    served = open_workspace(Place("podman", secrets=("TOKEN",)), tmp_path, read_only=False)
+    with closing(served), closing(Client(served, lambda session: None)) as client:
+        said = client.call("shell_execute", {"command": "echo $TOKEN; echo x-$TOKEN > a.txt"}, Cancellation())
+        read = client.call("read_file", {"file_path": "a.txt"}, Cancellation())
+    assert (tmp_path / "a.txt").read_text() == f"x-{TOKEN}\n"
+    assert "stdout:\n[TOKEN]" in said.model_dump()["content"][0]["text"]
+    assert "x-[TOKEN]" in read.model_dump()["content"][0]["text"]
+    assert TOKEN not in said.model_dump_json() + read.model_dump_json()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import resource
 import shutil
 import socket
@@ -49,6 +50,13 @@ INSTALL = (
 _AFTER_US = 'read -r _ || kill "$1"; rm -rf "$2"'
 # The service begins when that one is there, and a line says so: there is no instant at which it could outlive us.
 _ONCE_WATCHED = 'read -r _ || exec rm -rf "$1"; exec podman system service --time=0 "$2" </dev/null'
+
+
+_OF_PODMAN = re.compile(
+    "PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_.*|TZ|TMPDIR|(XDG|DBUS|CONTAINERS?|PODMAN|BUILDAH|STORAGE|REGISTRY|SSL_CERT)_.*"
+    "|GODEBUG|.*_proxy",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +245,7 @@ class OwnService:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "CONTAINERS_CONF": configuration},
+                env={**_environment(), "CONTAINERS_CONF": configuration},
                 cwd=self._directory,  # what watches over containers leaves a file there when one is out of memory
                 start_new_session=True,  # Ctrl-C is for us, not for what cleans up after us
             )
@@ -246,6 +254,7 @@ class OwnService:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env=_environment(),
             start_new_session=True,
         )
         try:
@@ -279,6 +288,11 @@ class OwnService:
             with suppress(OSError):
                 self._after_us.communicate(b"ended\n", timeout=_STOP_SECONDS)
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _environment() -> dict[str, str]:
+    """The variables that Podman reads, and no others: whoever looks at the service finds no secret of ours."""
+    return {name: value for name, value in os.environ.items() if _OF_PODMAN.fullmatch(name)}
 
 
 def _configuration() -> str:
