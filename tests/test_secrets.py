@@ -85,6 +85,20 @@ def test_the_longest_value_wins_and_a_short_one_is_not_masked() -> None:
     assert known.mask("db://hunter2hunter@host hunter2hunter 1234567") == "[URL] [PASSWORD] 1234567"
 
 
+def test_the_settings_of_a_file_are_masked_but_for_what_is_no_secret() -> None:
+    known = Secrets()
+    content = (
+        "# OLD=commented-out-value\nexport A_KEY = 'quoted value # 1' # why\nB=plain-value # why\nC='it\nshort=abc\n"
+        'NODE_ENV=development\nURL="http://localhost:8000/a"\nREGION=eu-west-1\nD=in-the-sample\nE=db://me:pw@localhost/x\n'
+    )
+    known.add_settings(content.encode() + b"F=\xffbroken-bytes\n", public=b"D=in-the-sample\n")
+    masked = known.mask(content.encode() + b"\xffbroken-bytes")
+    assert masked == (
+        b"# OLD=commented-out-value\nexport A_KEY = '[A_KEY]' # why\nB=[B] # why\nC='it\nshort=abc\n"
+        b'NODE_ENV=development\nURL="http://localhost:8000/a"\nREGION=eu-west-1\nD=in-the-sample\nE=[E]\n[F]'
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Nested:
     text: str

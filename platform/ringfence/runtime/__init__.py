@@ -48,6 +48,7 @@ from ringfence.runtime.reducers import (
     replace_latest_by,
     upsert_by,
 )
+from ringfence.runtime.secrets import MaskedStream, Secrets, masked_logs
 from ringfence.runtime.session import Session, SessionView
 from ringfence.runtime.slices import SlicePolicy, SliceView
 from ringfence.runtime.snapshots import CompositeSnapshot, Snapshot, SnapshotMetadata
@@ -71,6 +72,7 @@ __all__ = [
     "HandlerFailure",
     "Heartbeat",
     "InProcessDispatcher",
+    "MaskedStream",
     "PolicyVerdict",
     "PromptExecuted",
     "PromptRendered",
@@ -82,6 +84,7 @@ __all__ = [
     "RestoreFailedError",
     "RunContext",
     "RunOptions",
+    "Secrets",
     "Session",
     "SessionView",
     "SetVisibilityOverride",
@@ -101,6 +104,7 @@ __all__ = [
     "append_all",
     "create_snapshot",
     "final_receipts",
+    "masked_logs",
     "reducer",
     "replace_latest",
     "replace_latest_by",

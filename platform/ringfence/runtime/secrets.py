@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, quote_plus
 
@@ -18,6 +19,12 @@ ValueT = TypeVar("ValueT")
 
 SHORTEST = 8
 """Characters of a value that is masked. A shorter one stands in too many other words."""
+_NAME = re.compile(r"\s*(?:export\s+)?([A-Za-z_][\w.-]*)\s*")
+_PLAIN = re.compile(
+    r"development|production|postgres(ql)?|[a-z]{2}-[a-z]+-\d|(\w+://)?(localhost|127\.0\.0\.1|0\.0\.0\.0)(:\d+)?(/[^@?]*)?",
+    re.IGNORECASE,
+)
+"""Values that no secret has."""
 _LINE_END = "\r\n"
 _TOO_DEEP = "[left out: it is nested too deeply to be searched for secrets]"
 
@@ -67,6 +74,14 @@ class Secrets:
         added = [_needle(text, f"[{name}]", wraps) for text, wraps in found.items()]
         self._needles = tuple(sorted((*self._needles, *added), key=lambda needle: -len(needle.text)))
 
+    def add_settings(self, content: bytes, public: bytes = b"") -> None:
+        """Mask the values of the lines ``KEY=VALUE`` of a file, but for those that are in ``public``, its published
+        sample, and for words that every project has."""
+        known = _settings(public).values()
+        for name, value in _settings(content).items():
+            if value not in known and not _PLAIN.fullmatch(value):
+                self.add(name, value)
+
     def expect_masks(self) -> None:
         """Take all masks as shown: in a conversation that goes on, an earlier process may have shown any."""
         self.shown = frozenset(needle.mask for needle in self._needles)
@@ -85,12 +100,8 @@ class Secrets:
 
     def masks_in(self, value: object) -> list[str]:
         """Return the masks in a value that have been shown, and those of the secrets in it."""
-        found = set[str]()
-        texts = [text if isinstance(text, str) else text.decode(errors="replace") for text in _texts(self.mask(value))]
-        for mask in {needle.mask for needle in self._needles} & self.shown:
-            if any(mask in text for text in texts):
-                found.add(mask)
-        return sorted(found)
+        text = repr(self.mask(value))
+        return [mask for mask in sorted(self.shown) if mask in text]
 
     def open_end(self, data: bytes) -> int:
         """Return where in a piece of a stream a secret may begin that goes on in the next piece; else its length."""
@@ -207,6 +218,18 @@ def _needle(text: str, mask: str, wraps: bool) -> _Needle:
     return _Needle(text, data, mask, wraps, pattern)
 
 
+def _settings(content: bytes) -> dict[str, str]:
+    """Return the values of the lines ``KEY=VALUE``, without quotation marks and comments."""
+    found: dict[str, str] = {}
+    for line in content.decode("utf-8", "surrogateescape").splitlines():
+        key, equals, value = line.partition("=")
+        if equals and (name := _NAME.fullmatch(key)):
+            value = value.strip()
+            end = value.find(value[0], 1) if value[:1] in ("'", '"') else -1
+            found[name[1]] = value[1:end] if end > 0 else value.split(" #")[0].rstrip()
+    return found
+
+
 def _forms(value: str) -> Iterator[tuple[str, bool]]:
     """Yield each form of a value, and whether it may be broken into lines."""
     if len(value) < SHORTEST:
@@ -218,7 +241,8 @@ def _forms(value: str) -> Iterator[tuple[str, bool]]:
         yield text, False
         yield from ((form, False) for form in (html.escape(text), json.dumps(text)[1:-1], repr(text)[1:-1]))
         yield json.dumps(text, ensure_ascii=False)[1:-1], False
-        for quoted in (quote(text), quote(text, safe=""), quote_plus(text)):
+        for quoting in (quote, partial(quote, safe=""), quote_plus):
+            quoted = quoting(text, errors="surrogateescape")
             yield quoted, False
             yield re.sub("%..", lambda found: found[0].lower(), quoted), False
     data = value.encode("utf-8", "surrogateescape")
@@ -228,18 +252,3 @@ def _forms(value: str) -> Iterator[tuple[str, bool]]:
         encoded = base64.b64encode(b"\0" * offset + data)[-(-offset * 8 // 6) : bits // 6].decode()
         yield encoded, True
         yield encoded.translate({ord("+"): "-", ord("/"): "_"}), True
-
-
-def _texts(value: object) -> Iterator[str | bytes]:
-    """Yield the texts in a value."""
-    if isinstance(value, str | bytes):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in cast("Mapping[object, object]", value).items():
-            yield from (*_texts(key), *_texts(item))
-    elif isinstance(value, list | tuple | set | frozenset):
-        for item in cast("list[object]", value):
-            yield from _texts(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _texts(getattr(value, field.name, None))
