@@ -82,7 +82,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     ],
     "read_file": [
         ({"file_path": "src"}, "is a directory: list it with ls"),
-        ({"file_path": "src/mian.py"}, "there is no src/mian.py; did you mean src/main.py?"),
+        ({"file_path": "src/mian.py"}, "there is no src/mian.py in the workspace; did you mean src/main.py?"),
         ({"file_path": "src/lib/main.py"}, "did you mean src/main.py?"),
         ({"file_path": "no/such/thing"}, "there is no no/such/thing"),
         ({"file_path": "README.md/x"}, "did you mean README.md?"),

@@ -295,6 +295,13 @@ async def test_a_step_is_undone_by_its_name_as_by_its_number(served: ServedWorks
     assert not (root / "d.txt").exists()
 
 
+async def test_an_undo_of_a_step_and_of_its_undo_says_that_both_are_steps(served: ServedWorkspace) -> None:
+    async with serving(served).client() as client:
+        found(await client.call_tool("write_file", {"file_path": "c.txt", "content": "c\n"}))
+        found(await client.call_tool("undo", {}))
+        assert "an undo is a step, too" in text(await client.call_tool("undo", {"steps": 2}))
+
+
 async def test_an_undo_that_undid_nothing_is_an_error_that_says_why(served: ServedWorkspace, root: Path) -> None:
     async with serving(served).client() as client:
         found(await client.call_tool("write_file", {"file_path": "c.txt", "content": "c\n"}))

@@ -95,7 +95,7 @@ def describe_missing(filesystem: Filesystem, path: str) -> str:
     if here and filesystem.exists(one_up):
         hints.insert(0, one_up)
     meant = f"; did you mean {' or '.join(map(display_path, hints[:MAX_NEAR_NAMES]))}?" if hints else ""
-    return f"there is no {display_path(path)}{meant}"
+    return f"there is no {display_path(path)} in the workspace{meant}"
 
 
 def require_existing(filesystem: Filesystem, path: str) -> None:

@@ -219,7 +219,9 @@ class HistoryToolsSection(Section[None]):
             lambda workspace: workspace.undo(params.steps, step=step, session=session, dry_run=params.dry_run)
         )
         if done.outcomes and not done.has_changed and not params.dry_run:
-            return ToolResult.error(f"nothing was undone: {_describe_skipped(done)}")
+            same = "kept" in done.outcomes.values() and (params.steps or 1) > 1
+            hint = "; an undo is a step, too: name the step to reverse, as `history` lists it" if same else ""
+            return ToolResult.error(f"nothing was undone: {_describe_skipped(done)}{hint}")
         return _reversal_result(done, params.dry_run)
 
     def restore(self, params: RestoreStep, *, context: ToolContext) -> ToolResult[Reversed]:

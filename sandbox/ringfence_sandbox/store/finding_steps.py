@@ -77,8 +77,8 @@ class StepFinder:
         own = (record for record in steps if session in (None, record.message.info.session_id))
         found = list(islice(own, n))
         if len(found) < n and session is not None:
-            there = f"{len(found)} of the steps" if found else "no step"
-            raise LookupError(f"{there} of the history is yours, so {n} cannot be undone: name a step")
+            yours = f"of the steps of the history, {len(found) or 'none'} were made by you"
+            raise LookupError(f"{yours}, so {n} cannot be undone: name a step")
         if len(found) < n:
             there = f"{len(found)} step{'s' if len(found) > 1 else ''}" if found else "no step yet"
             raise LookupError(f"the history has {there}, so {n} cannot be undone")
