@@ -262,6 +262,58 @@ def test_a_link_to_the_settings_stays_a_link(mcp: Callable[..., str], tmp_path: 
     assert "ringfence" in (tmp_path / "dotfiles.json").read_text()
 
 
+def test_what_somebody_has_added_to_the_entry_stays(mcp: Callable[..., str], tmp_path: Path) -> None:
+    mcp("install", "claude")
+    file = tmp_path / "project/.mcp.json"
+    file.write_text(file.read_text().replace('"env": {', '"timeout": 9, "env": {"MINE": "1", '))
+    mcp("install", "claude", "--", "--read-only")
+    entry = parsed(file)["mcpServers"]["ringfence"]
+    assert entry["env"] == {"MINE": "1", "RINGFENCE_STATE_DIR": "/var/steps"}
+    assert entry["timeout"] == 9
+
+
+def test_an_entry_over_http_is_replaced_since_clients_refuse_one_that_is_both(
+    mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    file = tmp_path / "project/.codex/config.toml"
+    file.parent.mkdir()
+    file.write_text('[mcp_servers.ringfence]\nurl = "http://127.0.0.1:1/mcp"\nbearer_token_env_var = "TOKEN"\n')
+    mcp("install", "codex")
+    entry = parsed(file)["mcp_servers"]["ringfence"]
+    assert "command" in entry
+    assert not {"url", "bearer_token_env_var"} & set(entry)
+
+
+def test_rules_of_somebody_s_own_are_not_replaced(mcp: Callable[..., str], tmp_path: Path) -> None:
+    own = '{"permission": {"bash": {"git *": "allow"}}}'
+    (tmp_path / "project/opencode.json").write_text(own)
+    rules = tmp_path / "home/.gemini/policies/ringfence.toml"
+    rules.parent.mkdir(parents=True)
+    rules.write_text("# mine\n")
+    assert "permission.bash holds rules" in mcp("install", "opencode", "--exclusive", exit_code=2)
+    for action in ("install", "uninstall"):
+        assert str(rules) in mcp(action, "gemini", "--exclusive", exit_code=2)
+    assert files_below(tmp_path) == {"project/opencode.json": own, "home/.gemini/policies/ringfence.toml": "# mine\n"}
+
+
+def test_what_a_client_has_written_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text("{}")
+    file = ConfigFile(path)
+    file.set(("mine",), "x")
+    path.write_text('{"theirs": 1}')
+    with pytest.raises(ValueError, match="has just been changed"):
+        file.save()
+    assert path.read_text() == '{"theirs": 1}'
+
+
+def test_a_file_that_is_not_utf_8_stays_and_is_named(mcp: Callable[..., str], tmp_path: Path) -> None:
+    file = tmp_path / "project/.mcp.json"
+    file.write_bytes(b'{"a": "\xe9"}')
+    assert f"{file} is not UTF-8" in mcp("install", "claude", exit_code=2)
+    assert file.read_bytes() == b'{"a": "\xe9"}'
+
+
 KEYS = st.sampled_from(["a", "b", "c", 'q"uote', "key"])
 DOCUMENTS = st.recursive(
     st.integers() | st.booleans() | st.text(max_size=5) | st.lists(st.text(max_size=3), max_size=3),

@@ -30,10 +30,11 @@ class ConfigFile:
             OSError: it cannot be read.
         """
         self.path = path
+        self._found = _read(path)
         try:
-            content = path.read_bytes().decode()
-        except FileNotFoundError:
-            content = ""
+            content = self._found.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8, and stays as it is: {error}") from error
         self._newline = "\r\n" if "\r\n" in content else "\n"
         self.before = self.text = content.replace("\r\n", "\n")
         self._toml = path.suffix == ".toml"
@@ -153,8 +154,13 @@ class ConfigFile:
         return not self.data() and self.text.strip() in ("", "{\n}", "{}")
 
     def save(self) -> None:
-        """Replace the file as a whole, or remove one that says nothing any more. A link stays a link."""
+        """Replace the file as a whole, or remove one that says nothing any more. A link stays a link.
+
+        Raises ValueError where somebody has changed it since it was read: a client may write its own file at any time.
+        """
         target = Path(os.path.realpath(self.path))
+        if _read(target) != self._found:
+            raise ValueError(f"{self.path} has just been changed by another program, and stays as it is: try again")
         if self.is_empty:
             target.unlink(missing_ok=True)
             return
@@ -192,6 +198,10 @@ class ConfigFile:
         else:
             _, end = json.JSONDecoder().raw_decode(_plain(self.text), at)
             self.text = self.text[:at] + dumped.replace("\n", f"\n{_indent(self.text, at)}") + self.text[end:]
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
 
 
 def _canonical(data: object) -> object:

@@ -10,9 +10,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
@@ -249,7 +250,8 @@ def change(
     """Register the server with a client or take it out again: print each change, and make it.
 
     Raises:
-        click.ClickException: a file cannot be read, parsed or written. No file has changed.
+        click.ClickException: a file cannot be read, parsed or written, or somebody has just changed it. It stays as it
+            is.
     """
     client, server = CLIENTS[name], Server.here(options)
     installs = action == "install"
@@ -281,7 +283,9 @@ def change(
     if installs and not dry_run:
         click.echo(f"{client.title}: {'start it anew' if personal else client.next_step}")
     if not installs and not exclusive and client.exclusive is not None:
-        left = _edited(client.exclusive(client.directory(personal=personal), personal), add=False)
+        left: list[ConfigFile] = []
+        with suppress(ValueError):  # what cannot be edited is not said to be ours
+            left = _edited(client.exclusive(client.directory(personal=personal), personal), add=False)
         if any(file.text != file.before for file in left):
             back = f"`ringfence mcp uninstall {name}{' --global' if personal else ''} --exclusive` switches them on"
             click.echo(f"{client.title}: some of its own tools are switched off; {back}")
@@ -296,14 +300,31 @@ def _edited(edits: Sequence[Edit], *, add: bool) -> list[ConfigFile]:
     for edit in edits:
         file = files[edit.path] = files.get(edit.path) or ConfigFile(edit.path)
         if edit.text is not None:
+            if file.before not in ("", edit.text):
+                raise ValueError(f"{edit.path} holds rules of somebody else, and stays as it is: move it first")
             file.text = edit.text if add else ""
         elif edit.members:
             (file.add if add else file.discard)(edit.key, edit.members)
         elif add:
-            file.set(edit.key, file.get(edit.key) | edit.value if type(file.get(edit.key)) is dict else edit.value)
+            file.set(edit.key, _merged(file.get(edit.key), edit))
         elif isinstance(edit.value, Mapping) or file.get(edit.key) == edit.value:
             file.remove(edit.key)
     return list(files.values())
+
+
+def _merged(held: Any, edit: Edit) -> Any:
+    """The value of an edit, with what else somebody has put there, such as a time limit or a variable."""
+    if type(held) is not dict:
+        return edit.value
+    if not isinstance(edit.value, dict):
+        raise ValueError(f"{edit.path}: {'.'.join(edit.key)} holds rules, and stays as it is: change it by hand")
+    entry = cast("dict[str, Any]", held)
+    value = cast("dict[str, Any]", edit.value)
+    if "command" not in entry:  # a server over HTTP: clients refuse an entry that is both
+        return value
+    return entry | {
+        key: entry[key] | new if type(new) is type(entry.get(key)) is dict else new for key, new in value.items()
+    }
 
 
 def _run(client: Client, command: Sequence[str], *, add: bool, dry_run: bool) -> None:
