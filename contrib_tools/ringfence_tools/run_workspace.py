@@ -229,8 +229,9 @@ class DiskWorkspace:
         """Where commands run, if they do."""
         self._place = Place()
 
-    def start_container(self, place: Place) -> None:
-        """Start a container over the files. Raises SandboxUnavailableError."""
+    def start_container(self, place: Place, progress: Callable[[str], None] | None = None) -> None:
+        """Start a container over the files. ``progress`` gets lines while an image is built. Raises
+        SandboxUnavailableError."""
         from ringfence_sandbox import PodmanSandbox
 
         self.secrets.give(place.secret_values())
@@ -241,6 +242,7 @@ class DiskWorkspace:
             limits=place.limits(),
             network=place.network or "none",
             secrets=self.secrets,
+            progress=progress,
         )
         try:
             sandbox.start()

@@ -191,7 +191,11 @@ POLICY = click.option(
     "policy of your own; may be given several times. A GLOB with a / (/src, docs/*.md) is from the root of DIR, one "
     "without (*.md) for names at any depth; what matches takes along all that is below it.",
 )
-IMAGE = click.option("--image", metavar="NAME", help="With podman: the container's image.  [default: ringfence's own]")
+IMAGE = click.option(
+    "--image",
+    metavar="NAME",
+    help="With podman: the container's image.  [default: that of `ringfence sandbox build DIR`, else ringfence's own]",
+)
 _CONTAINER = (
     IMAGE,
     click.option(

@@ -208,7 +208,7 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
             policies = policies_of(directory, limits.policies)
         record = stack.enter_context(closing(RunRecord(disk, text, before, limits)))
         if limits.place.workspace == "podman":
-            start_container(disk, limits.place)
+            start_container(disk, limits.place, quiet=options.quiet)
     workspace.with_ignored = options.with_ignored
     with reserve_stdout(limits.sections):
         sections = sections_of(limits.sections, directory)

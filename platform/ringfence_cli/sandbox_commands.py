@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import Literal
 
 import click
 
 from ringfence_cli.options import AS_JSON, UNAVAILABLE, Interruptible, Invocation
+
+IMAGES = ("base", "node", "python")
+"""The images that come with ringfence. A directory of such a name is written ./NAME."""
 
 
 @click.group(cls=Interruptible)
@@ -41,23 +45,44 @@ def doctor(invocation: Invocation, image: str | None) -> int:
 
 
 @sandbox.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[DIR | NAME...]")
 @click.option(
     "--from",
     "source",
     type=click.Choice(["registry", "debian"]),
     help="Build on what a registry has, or from Debian's packages.  [default: the first that works]",
 )
-def build(names: tuple[str, ...], source: Literal["registry", "debian"] | None) -> int:
-    """Build the images that come with ringfence, by default that for commands; print their names.
+@click.option("--image", metavar="NAME", help="For DIR: begin with this image, whatever devcontainer.json says.")
+@click.option("--file", "containerfile", metavar="FILE", help="For DIR: begin with this Containerfile of it.")
+def build(
+    names: tuple[str, ...],
+    source: Literal["registry", "debian"] | None,
+    image: str | None,
+    containerfile: str | None,
+) -> int:
+    """Build the image for the project in DIR, with what its locks name, or images that come with ringfence.
 
-    NAME is python (the default image) or base (a shell, no Python). Built ones are left as they are.
+    For DIR (such as . or ./python) it reads uv.lock or requirements*.txt with hashes, package-lock.json and
+    devcontainer.json. `run` and `serve` use the image for DIR from then on. NAME is python (the default image), node
+    (with Node.js, too) or base (a shell, no Python); built ones are left as they are. Prints the names of images.
     """
-    from ringfence_sandbox import build_images
+    from ringfence_cli.outputs import ErrorStream
+    from ringfence_sandbox import build_images, build_project_image
 
+    progress = ErrorStream().say
+    directory = names[0] if len(names) == 1 and os.path.isdir(names[0]) and names[0] not in IMAGES else None
+    if directory is None and (image or containerfile):
+        raise click.UsageError("--image and --file are for the image of a project: name its DIR")
+    if image and containerfile:
+        raise click.UsageError("--image and --file are two beginnings of one image: give one of them")
+    if directory is not None and source is not None:
+        raise click.UsageError("--from is for the images that come with ringfence, not for that of a project")
+    if directory is not None:
+        click.echo(build_project_image(directory, image=image, containerfile=containerfile, progress=progress))
+        return 0
     try:
-        for image in build_images(names, source):
-            click.echo(image)
+        for built in build_images(names, source, progress):
+            click.echo(built)
     except ValueError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(f"{error}; and there is no such directory") from None
     return 0

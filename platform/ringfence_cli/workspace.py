@@ -14,8 +14,8 @@ from ringfence.failures import describe_error
 from ringfence.runtime.limits import Cancellation
 from ringfence_cli.history import recovery
 from ringfence_cli.options import BusyError, NotStartedError
-from ringfence_cli.outputs import recording
-from ringfence_sandbox import unfinished_calls
+from ringfence_cli.outputs import ErrorStream, recording
+from ringfence_sandbox import describe_stale_image, unfinished_calls
 from ringfence_tools.place import Place
 from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace
 
@@ -50,7 +50,7 @@ def on_disk(
         raise NotStartedError(f"the workspace cannot be opened: {describe_error(error)}") from None
     if place.workspace == "podman":
         try:
-            start_container(workspace, place)
+            start_container(workspace, place, quiet=quiet)
         except BaseException:
             workspace.close()
             raise
@@ -77,9 +77,12 @@ def recovered_before_copy(directory: Path, *, quiet: bool = False) -> Iterator[s
                     yield recovery(recovered, directory)
 
 
-def start_container(workspace: DiskWorkspace, place: Place) -> None:
+def start_container(workspace: DiskWorkspace, place: Place, *, quiet: bool = False) -> None:
     """SandboxUnavailableError: commands cannot be run."""
+    errors = ErrorStream()
+    if place.image is None and (stale := describe_stale_image(workspace.directory)) is not None:
+        errors.say(f"ringfence: {stale}")
     try:
-        workspace.start_container(place)
+        workspace.start_container(place, None if quiet else errors.say)
     except (OSError, ValueError) as error:
         raise NotStartedError(f"the container cannot be started: {describe_error(error)}") from None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.host import HostFilesystem
     from ringfence_sandbox.moved_roots import describe_moved_root, record_root
     from ringfence_sandbox.podman import CommandResult, PodmanSandbox
+    from ringfence_sandbox.project.project_image import build_project_image, describe_stale_image
     from ringfence_sandbox.scan.scan import ScanLimits
     from ringfence_sandbox.steps.ignored_files import Repository
     from ringfence_sandbox.steps.own_changes import OwnChanges
@@ -57,7 +58,9 @@ __all__ = [
     "UnfinishedCall",
     "Workspace",
     "build_images",
+    "build_project_image",
     "describe_moved_root",
+    "describe_stale_image",
     "examine_sandbox",
     "forget_store",
     "is_output",
@@ -94,7 +97,9 @@ _MODULES = {
     "UnfinishedCall": "ringfence_sandbox.calls.half_done",
     "Workspace": "ringfence_sandbox.workspace",
     "build_images": "ringfence_sandbox.container.images",
+    "build_project_image": "ringfence_sandbox.project.project_image",
     "describe_moved_root": "ringfence_sandbox.moved_roots",
+    "describe_stale_image": "ringfence_sandbox.project.project_image",
     "examine_sandbox": "ringfence_sandbox.doctor",
     "forget_store": "ringfence_sandbox.history_stores",
     "is_output": "ringfence_sandbox.disk.outputs",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import threading
 import time
 import weakref
@@ -12,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ringfence.errors import TransactionError
+from ringfence.errors import SandboxUnavailableError, TransactionError
 from ringfence.filesystem.paths import escape_path, normalise, os_error
 from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.runtime.limits import Cancellation
@@ -25,12 +26,13 @@ from ringfence_sandbox.container.command_watch import CommandWatch
 from ringfence_sandbox.container.container import Container, mounted_in, remove_orphans
 from ringfence_sandbox.container.frames import ExecutorLostError
 from ringfence_sandbox.container.handover import UNKNOWN, Handover
-from ringfence_sandbox.container.images import existing
+from ringfence_sandbox.container.images import Progress, existing
 from ringfence_sandbox.container.isolation import NETWORKS, WORKSPACE, Network, Property, SandboxLimits
 from ringfence_sandbox.container.pipes import Stream
 from ringfence_sandbox.container.podman_connection import Connection, connect, reading
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
 from ringfence_sandbox.host import HostFilesystem
+from ringfence_sandbox.project.project_image import remembered_image
 from ringfence_sandbox.workspace import Participants, Workspace
 
 if TYPE_CHECKING:
@@ -92,10 +94,12 @@ class PodmanSandbox:
         url: str | None = None,
         strict: bool = True,
         secrets: Mapping[str, str] | Secrets | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """``filesystem`` is one that is open over ``root`` already; without it the root is opened as a `Workspace`,
         until `close`. So it is with ``connection``; ``url`` is where to connect otherwise. ``image`` is never fetched;
-        without it, the one that comes with ringfence is built when it is first needed. ``session`` is told in receipts.
+        without it, it is that of `ringfence sandbox build` for the root or the one that comes with ringfence, which is
+        built when it is first needed; ``progress`` gets lines about that. ``session`` is told in receipts.
         ``secrets`` are variables of each command, by name. Their values are masked in what it prints.
         ``strict=False`` also takes a machine where memory and processor time cannot be limited, or users not be mapped.
 
@@ -110,6 +114,7 @@ class PodmanSandbox:
         self.network: Network = network
         self._url = url
         self._strict = strict
+        self._progress = progress
         self.secrets = secrets if isinstance(secrets, Secrets) else Secrets(secrets)
         self._session = session or Session(secrets=self.secrets)
         self._turn = threading.RLock()
@@ -158,7 +163,7 @@ class PodmanSandbox:
             self._end_container()
             connection = self._connection()
             with reading(connection.url, connection.how):
-                image = existing(connection, self._image)
+                image = self._existing(connection)
             self._held.container = Container.start(
                 connection,
                 self.filesystem.root,
@@ -168,6 +173,18 @@ class PodmanSandbox:
                 strict=self._strict,
             )
             return self._held.container
+
+    def _existing(self, connection: Connection) -> str:
+        """The image that was asked for, that of the project, or the default one."""
+        remembered = None if self._image else remembered_image(self.filesystem.root)
+        if remembered is None:
+            return existing(connection, self._image, self._progress or (lambda _line: None))
+        if not connection.client.images.exists(remembered.image):
+            raise SandboxUnavailableError(
+                f"the image of {remembered.root} is gone: `ringfence sandbox build {shlex.quote(remembered.root)}` "
+                "builds it anew, --image names another one"
+            )
+        return remembered.image
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:

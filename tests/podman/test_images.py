@@ -25,12 +25,12 @@ def test_an_image_that_is_built_is_not_built_again(podman: Connection) -> None:
 
 
 def test_recipes_have_a_name_a_base_and_packages() -> None:
-    assert recipe_names() == ["base", "python"]
+    assert recipe_names() == ["base", "node", "python"]
     assert recipe("python").base == "docker.io/library/python:3.12-slim"
     assert {"git", "ripgrep", "python3"} <= set(recipe("python").packages)
     tags = {recipe(name).tag(source) for name in recipe_names() for source in SOURCES}
-    assert len(tags) == 4
-    with pytest.raises(ValueError, match="only base, python"):
+    assert len(tags) == 6
+    with pytest.raises(ValueError, match="only base, node, python"):
         recipe("../etc")
 
 

@@ -9,23 +9,26 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from podman.errors import APIError, BuildError, ImageNotFound
+from podman.errors import APIError, ImageNotFound
 
 from ringfence.errors import SandboxUnavailableError
+from ringfence_sandbox.container.image_build import CONTAINERFILE, Context, build_image
 from ringfence_sandbox.container.podman_connection import UNREADABLE, Connection, connect
 from ringfence_sandbox.disk.places import podman_directory
 
 Source = Literal["registry", "debian"]
 SOURCES: tuple[Source, ...] = ("registry", "debian")
 DEFAULT_RECIPE = "python"
+Progress = Callable[[str], None]
+"""Gets a line for a person."""
+_WORDS = {"registry": "a registry", "debian": "Debian's packages"}
 RECIPE_LABEL = "io.ringfence.recipe"
-_DEBIAN_SECONDS = 600.0
 _BUILD_SECONDS = 900.0
 
 # Packages are only unpacked: their own scripts, which need privileges and time, would have done this.
@@ -34,9 +37,14 @@ cp -n "$1/usr/share/base-passwd/passwd.master" "$1/etc/passwd"
 cp -n "$1/usr/share/base-passwd/group.master" "$1/etc/group"
 [ -e "$1/bin/sh" ] || ln -s dash "$1/bin/sh"
 [ -e "$1/usr/bin/awk" ] || [ ! -e "$1/usr/bin/gawk" ] || ln -s gawk "$1/usr/bin/awk"
+[ -e "$1/usr/bin/cc" ] || [ ! -e "$1/usr/bin/gcc" ] || ln -s gcc "$1/usr/bin/cc"
 [ -e "$1/usr/bin/pager" ] || ln -s less "$1/usr/bin/pager"
 rm -rf "$1/usr/share/doc" "$1/usr/share/man" "$1/usr/share/locale" "$1/usr/share/info" "$1/var/cache/apt"
 """.strip()
+
+
+def _silent(_line: str) -> None:
+    """Show nothing."""
 
 
 def _recipes() -> Path:
@@ -86,14 +94,20 @@ def built(connection: Connection, wanted: Recipe) -> str | None:
     return next((tag for source in SOURCES if connection.client.images.exists(tag := wanted.tag(source))), None)
 
 
-def existing(connection: Connection, image: str | None) -> str:
+def existing_recipe(connection: Connection, name: str = DEFAULT_RECIPE, progress: Progress = _silent) -> str:
+    """The image of a recipe, built if it is not there. SandboxUnavailableError: it cannot be."""
+    wanted = recipe(name)
+    return built(connection, wanted) or build(connection, wanted, progress=progress)
+
+
+def existing(connection: Connection, image: str | None, progress: Progress = _silent) -> str:
     """The image to use: ``image``, which is never fetched, or that of the default recipe, built if it is not there.
 
     Raises:
         SandboxUnavailableError: it is not there, or cannot be built.
     """
     if image is None:
-        return built(connection, recipe(DEFAULT_RECIPE)) or build(connection, recipe(DEFAULT_RECIPE))
+        return existing_recipe(connection, progress=progress)
     if not connection.client.images.exists(image):
         raise SandboxUnavailableError(
             f"there is no image {image!r} here, and none is fetched unasked: `podman pull {shlex.quote(image)}`, "
@@ -102,10 +116,13 @@ def existing(connection: Connection, image: str | None) -> str:
     return image
 
 
-def build_images(names: Sequence[str] = (), source: Source | None = None) -> Iterator[str]:
+def build_images(
+    names: Sequence[str] = (), source: Source | None = None, progress: Progress = _silent
+) -> Iterator[str]:
     """Build the images that come with ringfence, and yield the name of each. One that exists is left as it is.
 
     ``names`` are folders of `images/`, by default that of the default image. ``source`` is the only one to try.
+    ``progress`` gets lines for a person.
 
     Raises:
         ValueError: no recipe has that name. Nothing is built then.
@@ -114,16 +131,18 @@ def build_images(names: Sequence[str] = (), source: Source | None = None) -> Ite
     recipes = [recipe(name) for name in names or (DEFAULT_RECIPE,)]
     with connect() as connection:
         for wanted in recipes:
-            yield build(connection, wanted, SOURCES if source is None else (source,))
+            yield build(connection, wanted, SOURCES if source is None else (source,), progress)
 
 
-def build(connection: Connection, wanted: Recipe, sources: tuple[Source, ...] = SOURCES) -> str:
+def build(
+    connection: Connection, wanted: Recipe, sources: tuple[Source, ...] = SOURCES, progress: Progress = _silent
+) -> str:
     """Build a recipe from the first source that works, unless it is built already; the image's name.
 
     Raises:
         SandboxUnavailableError: no source works; each says why.
     """
-    with _alone():
+    with image_lock():
         failed: list[str] = []
         for source in sources:
             tag = wanted.tag(source)
@@ -131,10 +150,13 @@ def build(connection: Connection, wanted: Recipe, sources: tuple[Source, ...] = 
                 return tag
         for source in sources:
             try:
-                base = _pulled(connection, wanted) if source == "registry" else _unpacked(connection, wanted)
-                _build(connection, wanted, source, base)
-            except (APIError, BuildError, OSError, subprocess.SubprocessError, *UNREADABLE) as error:
+                progress(f"building the image {wanted.name!r} from {_WORDS[source]}; this takes a minute, once")
+                base = _pulled(connection, wanted) if source == "registry" else _unpacked(connection, wanted, progress)
+                progress("finishing it in a container")
+                _build(connection, wanted, source, base, progress)
+            except (APIError, SandboxUnavailableError, OSError, subprocess.SubprocessError, *UNREADABLE) as error:
                 failed.append(f"from {source}: {str(error).strip()[-800:]}")
+                progress(f"it cannot be built from {_WORDS[source]}")
             else:
                 return wanted.tag(source)
     raise SandboxUnavailableError(
@@ -146,7 +168,7 @@ def build(connection: Connection, wanted: Recipe, sources: tuple[Source, ...] = 
 
 
 @contextmanager
-def _alone() -> Generator[None]:
+def image_lock() -> Generator[None]:
     """Two builds of one image are one build and one look."""
     directory = podman_directory()
     descriptor = os.open(os.path.join(directory, "build.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -170,7 +192,7 @@ def _pulled(connection: Connection, wanted: Recipe) -> str:
     return wanted.base
 
 
-def _unpacked(connection: Connection, wanted: Recipe) -> str:
+def _unpacked(connection: Connection, wanted: Recipe, progress: Progress) -> str:
     """A base image of Debian's packages, as the machine's own apt gets them."""
     if shutil.which("mmdebstrap") is None:
         raise FileNotFoundError("there is no mmdebstrap on this machine")
@@ -179,24 +201,34 @@ def _unpacked(connection: Connection, wanted: Recipe) -> str:
         return tag
     with tempfile.TemporaryDirectory(prefix="ringfence-image-") as place:
         tar = os.path.join(place, "base.tar")
-        ran = subprocess.run(
-            [
-                "mmdebstrap",
-                "--quiet",
-                "--variant=extract",
-                f"--include={','.join(('base-passwd', *wanted.packages))}",
-                f"--extract-hook={_UNPACKED}",
-                _codename(),
-                tar,
-                "-",
-            ],
-            input=_apt_sources(),
-            capture_output=True,
-            timeout=_DEBIAN_SECONDS,
-            check=False,
-        )
-        if ran.returncode != 0:
-            raise OSError(f"mmdebstrap: {ran.stderr.decode(errors='replace').strip()[-600:]}")
+        sources = Path(place, "sources")
+        sources.write_bytes(_apt_sources())
+        said = ""
+        with (
+            sources.open("rb") as given,
+            subprocess.Popen(
+                [
+                    "mmdebstrap",
+                    "--variant=extract",
+                    f"--include={','.join(('base-passwd', *wanted.packages))}",
+                    f"--extract-hook={_UNPACKED}",
+                    _codename(),
+                    tar,
+                    "-",
+                ],
+                stdin=given,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                errors="replace",
+            ) as process,
+        ):
+            assert process.stderr is not None
+            for line in process.stderr:
+                said = (said + line)[-600:]
+                if line.startswith("I: ") and "hook" not in line:
+                    progress(f"  {line[3:].strip()}")
+        if process.returncode != 0:
+            raise OSError(f"mmdebstrap: {said.strip()}")
         with open(tar, "rb") as file:
             response = connection.client.api.post(
                 "/images/import",
@@ -231,19 +263,15 @@ def _apt_sources() -> bytes:
 _DISTRIBUTIONS = ("debian", "ubuntu")
 
 
-def _build(connection: Connection, wanted: Recipe, source: Source, base: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="ringfence-image-") as place:
-        Path(place, "Containerfile").write_text(wanted.containerfile)
-        options = {"network_mode": "none"} if source == "debian" else {}
-        connection.client.images.build(
-            path=place,
-            dockerfile="Containerfile",
-            tag=wanted.tag(source),
-            buildargs={"BASE": base},
+def _build(connection: Connection, wanted: Recipe, source: Source, base: str, progress: Progress) -> None:
+    with Context() as context:
+        context.add(CONTAINERFILE, wanted.containerfile)
+        build_image(
+            connection,
+            context,
+            wanted.tag(source),
             labels={RECIPE_LABEL: wanted.name},
-            pull=False,
-            rm=True,
-            forcerm=True,
-            timeout=_BUILD_SECONDS,
-            **options,
+            args={"BASE": base},
+            output=lambda line: progress(f"  {line}"),
+            network=source == "registry",
         )

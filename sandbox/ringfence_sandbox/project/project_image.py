@@ -1,0 +1,325 @@
+"""The image of a project: built from what it says it needs, and remembered for its directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podman.errors import APIError
+
+from ringfence.errors import SandboxUnavailableError
+from ringfence.filesystem.paths import escape_path
+from ringfence_sandbox.container.image_build import CONTAINERFILE, Context, build_image
+from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, existing, existing_recipe
+from ringfence_sandbox.container.podman_connection import UNREADABLE, Connection, connect
+from ringfence_sandbox.disk.places import StateDirectoryError, state_directory
+from ringfence_sandbox.disk.state_files import replacing
+from ringfence_sandbox.project.artefacts import Artefact, Fetcher, LockError
+from ringfence_sandbox.project.devcontainer import PLACES, Devcontainer, devcontainer
+from ringfence_sandbox.project.npm_lock import NpmProject, npm_project
+from ringfence_sandbox.project.own_packages import own_packages
+from ringfence_sandbox.project.project_files import NPM_LOCK, UV_LOCK, fingerprints, inside, locks, read_project_file
+from ringfence_sandbox.project.python_locks import artefacts_of, requirement_pins, uv_pins
+from ringfence_sandbox.project.registries import configured
+from ringfence_sandbox.project.target import NodeTarget, PythonTarget, probe
+
+PROJECT_LABEL = "io.ringfence.project"
+_NOTE = "ringfence: "
+"""Begins a line of a build that is for the user."""
+_HOW_TO_LOCK = (
+    "Make a lock and build again: `uv lock`, or `uv pip compile pyproject.toml --all-extras --generate-hashes -o "
+    "requirements.txt`, or `npm install --package-lock-only`. Or name a Containerfile (--file) or an image (--image)"
+)
+
+# Podman has been seen to take an option and not to do what it says.
+_ALONE = """
+set -e
+[ "$(ls /sys/class/net)" = lo ] || { echo "ringfence: this Podman gives a build a network"; exit 1; }
+"""
+
+_INSTALL_PYTHON = """
+export PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+install() { python3 -m pip install --quiet --no-index --no-deps --no-cache-dir --no-build-isolation "$@"; }
+cd "$(dirname "$0")"
+set -- wheels/*.whl; [ ! -e "$1" ] || install "$@"
+for source in sources/*; do
+    [ ! -e "$source" ] || install "./$source" || {
+        echo "ringfence: $source cannot be built without a network"; exit 1; }
+done
+site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+cp -R own/site/. "$site"
+[ ! -d own/scripts ] || cp own/scripts/* "$(python3 -c 'import sysconfig; print(sysconfig.get_path("scripts"))')"
+"""
+
+_INSTALL_NPM = """
+from=$(cd "$(dirname "$0")" && pwd)
+mkdir -p /workspace
+cp -R "$from/project/." /workspace
+cd /workspace
+export npm_config_cache="$from/cache" npm_config_audit=false npm_config_fund=false npm_config_update_notifier=false
+npm ci --offline --ignore-scripts || npm ci --offline --ignore-scripts --legacy-peer-deps
+npm rebuild --offline || echo "ringfence: an install script failed: it has no network here"
+mkdir -p node_modules
+rm -rf /node_modules
+mv node_modules /node_modules
+sh "$from/links.sh"
+cd /
+find /workspace -mindepth 1 -delete
+"""
+
+_POST_CREATE = """
+cd /workspace
+sh ./.ringfence-post-create || echo "ringfence: postCreateCommand failed (exit code $?): it has no network here"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectImage:
+    """The image that was built for a directory."""
+
+    root: str
+    image: str
+    inputs: Mapping[str, str]
+    """The hash of each file that the image depends on, "" where there is none."""
+
+    def changed(self) -> Sequence[str]:
+        """The files that have changed since it was built, or have come since."""
+        now = fingerprints(self.root, [*self.inputs, *_inputs(self.root)])
+        return [path for path, value in now.items() if self.inputs.get(path, "") != value]
+
+
+def remembered_image(root: str | os.PathLike[str]) -> ProjectImage | None:
+    """The image that `ringfence sandbox build` made for a directory, if it did. StateDirectoryError as elsewhere."""
+    real = os.path.realpath(root)
+    with suppress(OSError, *UNREADABLE):
+        found: dict[str, Any] = json.loads(_record(real).read_bytes())
+        if found["root"] == real:
+            return ProjectImage(real, str(found["image"]), dict(found["inputs"]))
+    return None
+
+
+def describe_stale_image(root: str | os.PathLike[str]) -> str | None:
+    """A line for a person, if files have changed since the image of a directory was built from them."""
+    remembered = remembered_image(root)
+    if remembered is None or not (changed := remembered.changed()):
+        return None
+    names = ", ".join(map(escape_path, changed))
+    again = f"`ringfence sandbox build {shlex.quote(remembered.root)}` builds it anew"
+    return f"{names} changed since the image of {remembered.root} was built: {again}"
+
+
+def _record(real: str) -> Path:
+    return Path(state_directory(), "images", f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json")
+
+
+def _inputs(root: str) -> Sequence[str]:
+    return [*locks(root), *(place for place in PLACES if Path(root, place).is_file())]
+
+
+def build_project_image(
+    root: str | os.PathLike[str], *, image: str | None = None, containerfile: str | None = None, progress: Progress
+) -> str:
+    """Build the image of a project and remember it for its directory; the image's name.
+
+    It begins with ``image``, a ``containerfile`` of the project, what its devcontainer.json says, or the default image;
+    to which come what its locks name. Nothing of the project or of a package runs outside of a container, and no
+    container has a network. ``progress`` gets a line at a time.
+
+    Raises:
+        SandboxUnavailableError: it cannot be built. LockError, which is one, where the project's files are the reason.
+    """
+    real = os.path.realpath(root)
+    with connect() as connection:
+        try:
+            return _Build(connection, real, progress).build(image, containerfile)
+        except StateDirectoryError:
+            raise
+        except (APIError, OSError, *UNREADABLE) as error:
+            raise SandboxUnavailableError(f"the image of {real} cannot be built: {error}") from error
+
+
+class _Build:
+    def __init__(self, connection: Connection, root: str, progress: Progress) -> None:
+        self._connection = connection
+        self._root = root
+        self._progress = progress
+        self._registries = configured()
+        self._fetcher = Fetcher(self._registries, progress)
+        self._notes: list[str] = []
+
+    def build(self, image: str | None, containerfile: str | None) -> str:
+        own = None if image or containerfile else devcontainer(self._root)
+        if own is not None and own.not_honoured:
+            self._note(f"{own.file}: not honoured: {', '.join(own.not_honoured)}")
+        names = locks(self._root)
+        if not names and own is None and not image and not containerfile:
+            raise LockError(
+                f"{self._root} has no {UV_LOCK}, no requirements.txt with hashes, no {NPM_LOCK}, no devcontainer.json. "
+                + _HOW_TO_LOCK
+            )
+        inputs = fingerprints(
+            self._root,
+            [
+                *_inputs(self._root),
+                *([containerfile] if containerfile else []),
+                *([own.containerfile] if own and own.containerfile else []),
+            ],
+        )
+        base = self._base(image, containerfile, own, names)
+        python, node, lacking = probe(self._connection, base)
+        for words in lacking:
+            self._note(f"this machine does not hold a promise of the sandbox ({words}): see `ringfence sandbox doctor`")
+        parts = (self._root, base, *inputs, *inputs.values())
+        tag = f"localhost/ringfence-project:{hashlib.sha256(os.fsencode(chr(0).join(parts))).hexdigest()[:16]}"
+        with Context() as context, tempfile.TemporaryDirectory(prefix="ringfence-artefacts-") as place:
+            steps = [
+                *self._python([name for name in names if name != NPM_LOCK], python, context, Path(place)),
+                *(self._npm(node, context, Path(place)) if NPM_LOCK in names else ()),
+                *(self._post_create(own.post_create, context) if own is not None and own.post_create else ()),
+            ]
+            lines = ["ARG BASE", "FROM ${BASE}", "USER root", *steps, "WORKDIR /workspace", ""]
+            context.add(CONTAINERFILE, "\n".join(lines))
+            self._progress("installing them in a container without network")
+            build_image(
+                self._connection,
+                context,
+                tag,
+                labels={PROJECT_LABEL: self._root},
+                args={"BASE": base},
+                output=self._output,
+            )
+        self._remember(ProjectImage(self._root, tag, inputs))
+        for note in self._notes:
+            self._progress(note)
+        return tag
+
+    def _note(self, words: str) -> None:
+        self._notes.append(f"note: {words}")
+
+    def _output(self, line: str) -> None:
+        if line.startswith(_NOTE):
+            self._note(line.removeprefix(_NOTE))
+        elif not line.startswith("STEP "):
+            self._progress(f"  {line}")
+
+    def _base(
+        self, image: str | None, containerfile: str | None, own: Devcontainer | None, names: Sequence[str]
+    ) -> str:
+        if containerfile is None and own is not None and own.containerfile:
+            return self._from_containerfile(own.containerfile, own.context, own.args or {}, own.target)
+        if containerfile is not None:
+            return self._from_containerfile(containerfile, ".", {}, "")
+        if image or (own is not None and own.image):
+            return existing(self._connection, image or (own.image if own is not None else None))
+        return existing_recipe(self._connection, "node" if NPM_LOCK in names else DEFAULT_RECIPE, self._progress)
+
+    def _from_containerfile(self, file: str, context: str, args: Mapping[str, str], target: str) -> str:
+        content = read_project_file(self._root, file)
+        if content is None:
+            raise LockError(f"there is no {escape_path(file)} in {self._root}")
+        tag = f"localhost/ringfence-project-base:{hashlib.sha256(os.fsencode(self._root)).hexdigest()[:16]}"
+        self._progress(f"building {escape_path(file)} without network")
+        directory = self._root if context == "." else os.path.join(self._root, inside(context))
+        if os.path.realpath(directory) != directory:
+            raise LockError(f"{escape_path(context)} is a symbolic link, or below one")
+        with Context() as packed:
+            packed.add_project(directory)
+            packed.add(CONTAINERFILE, content)
+            try:
+                build_image(
+                    self._connection,
+                    packed,
+                    tag,
+                    labels={PROJECT_LABEL: self._root},
+                    args=args,
+                    target=target,
+                    output=self._progress,
+                )
+            except SandboxUnavailableError as error:
+                raise SandboxUnavailableError(
+                    f"{error}\nA Containerfile is built without a network, on images that are here. If it needs more, "
+                    f"build it: `podman build -t NAME -f {shlex.quote(file)} .`, then `ringfence sandbox build "
+                    f"{shlex.quote(self._root)} --image NAME`"
+                ) from error
+        return tag
+
+    def _python(
+        self, names: Sequence[str], target: PythonTarget | None, context: Context, place: Path
+    ) -> Iterator[str]:
+        if not names:
+            return
+        if target is None:
+            self._note(f"{', '.join(names)} is not installed: the image has no python3 with pip")
+            return
+        if names == [UV_LOCK]:
+            pins, own = uv_pins(self._root, target)
+        else:
+            pins, notes = requirement_pins(self._root, names, target)
+            own = [""]
+            for note in notes:
+                self._note(note)
+        directory = place / "python"
+        directory.mkdir()
+        self._progress(f"looking for {len(pins)} packages for {target}")
+        artefacts = artefacts_of(pins, target, self._registries.python, self._fetcher)
+        self._fetcher.fetch_all(artefacts, directory, "Python packages")
+        for artefact in artefacts:
+            kind = "wheels" if artefact.filename.endswith(".whl") else "sources"
+            context.add_file(f"python/{kind}/{artefact.filename}", directory / artefact.filename)
+        for name, content in own_packages(self._root, own).items():
+            context.add(f"python/own/{name}", content, 0o755 if name.startswith("scripts/") else 0o644)
+        context.add("python/install.sh", _ALONE + _INSTALL_PYTHON)
+        yield "RUN --mount=type=bind,source=python,target=/run/ringfence-build,rw sh /run/ringfence-build/install.sh"
+
+    def _npm(self, target: NodeTarget | None, context: Context, place: Path) -> Iterator[str]:
+        if target is None:
+            self._note(f"{NPM_LOCK} is not installed: the image has no node with npm")
+            return
+        project: NpmProject = npm_project(self._root, target, self._registries)
+        for note in project.notes:
+            self._note(note)
+        directory = place / "npm"
+        directory.mkdir()
+        self._fetcher.fetch_all(project.artefacts, directory, "npm packages")
+        for artefact in project.artefacts:
+            context.add_file(_in_npms_cache(artefact), directory / artefact.filename)
+        for path, content in project.files.items():
+            context.add(f"npm/project/{path}", content)
+        context.add("npm/links.sh", project.links)
+        context.add("npm/install.sh", _ALONE + _INSTALL_NPM)
+        yield "RUN --mount=type=bind,source=npm,target=/run/ringfence-build,rw sh /run/ringfence-build/install.sh"
+        yield "ENV PATH=/node_modules/.bin:$PATH"
+
+    def _post_create(self, command: str, context: Context) -> Iterator[str]:
+        context.add_project(self._root, "project")
+        context.add("project/.ringfence-post-create", command + "\n")
+        context.add("post-create/run.sh", _ALONE + _POST_CREATE)
+        yield (
+            "RUN --mount=type=bind,source=project,target=/workspace,rw "
+            "--mount=type=bind,source=post-create,target=/run/ringfence-build sh /run/ringfence-build/run.sh"
+        )
+
+    def _remember(self, built: ProjectImage) -> None:
+        before = remembered_image(self._root)
+        record = _record(self._root)
+        record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(record) as file:
+            content = {"root": built.root, "image": built.image, "inputs": dict(built.inputs)}
+            file.write(json.dumps(content).encode())
+        if before is not None and before.image != built.image:
+            with suppress(APIError, OSError):  # a container may still use it
+                self._connection.client.images.remove(before.image)
+
+
+def _in_npms_cache(artefact: Artefact) -> str:
+    """Where npm looks for a tarball with this hash: then it asks no registry."""
+    ((algorithm, digest),) = (one.split(":") for one in artefact.hashes)
+    return f"npm/cache/_cacache/content-v2/{algorithm}/{digest[:2]}/{digest[2:4]}/{digest[4:]}"

@@ -1,0 +1,252 @@
+"""Python's locks: uv.lock, and requirements with hashes; from them the artefacts for one Python and platform."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from packaging.markers import InvalidMarker, Marker
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import (
+    InvalidName,
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
+
+from ringfence.filesystem.paths import escape_path
+from ringfence_sandbox.project.artefacts import Artefact, Fetcher, LockError, basename, strong
+from ringfence_sandbox.project.project_files import UV_LOCK, inside, read_project_file
+from ringfence_sandbox.project.target import PythonTarget
+
+_INVALID = (InvalidName, InvalidVersion, InvalidMarker, InvalidRequirement, InvalidSpecifier)
+_MALFORMED = (*_INVALID, AttributeError, KeyError, TypeError, ValueError, RecursionError)
+_LOCAL = ("editable", "virtual", "directory")
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One version of a package, with the hashes of the files that it may be installed from."""
+
+    name: str
+    version: str
+    hashes: frozenset[str]
+    files: Sequence[tuple[str, str, frozenset[str]]] = ()
+    """Name, URL and hashes of each file, where the lock names them."""
+    registry: bool = True
+    """Whether an index has it, too."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+def uv_pins(root: str, target: PythonTarget) -> tuple[Sequence[Pin], Sequence[str]]:
+    """What uv.lock installs on a Python, with all extras and groups; and the directories of the project's own packages.
+
+    Raises:
+        LockError: it cannot be read, or has what cannot be fetched as a file with a hash.
+    """
+    try:
+        lock = tomllib.loads((read_project_file(root, UV_LOCK) or b"").decode())
+        needed = str(lock.get("requires-python", ""))
+        if not SpecifierSet(needed).contains(target.environment["python_full_version"], prereleases=True):
+            raise LockError(
+                f"{UV_LOCK} is for Python {needed}, and the image has {target}: name an image that has it, with --image"
+            )
+        return _Walk(lock, target.environment).installed()
+    except LockError:
+        raise
+    except _MALFORMED as error:
+        raise LockError(f"{UV_LOCK} is malformed ({error}): make it anew with `uv lock`") from error
+
+
+class _Walk:
+    """From the project's own packages along the dependencies that hold on the target."""
+
+    def __init__(self, lock: Record, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._everything = not lock.get("conflicts")  # else not all extras and groups can be installed together
+        self._packages: dict[str, list[Record]] = {}
+        for package in lock.get("package", ()):
+            self._packages.setdefault(package["name"], []).append(package)
+        self._seen: set[tuple[str, str, str]] = set()
+        self._found: dict[str, Record] = {}
+        self._own: list[str] = []
+
+    def installed(self) -> tuple[Sequence[Pin], Sequence[str]]:
+        for package in [one for several in self._packages.values() for one in several if _local(one) is not None]:
+            self._visit(package, "")
+            if self._everything:
+                for extra in package.get("optional-dependencies", {}):
+                    self._visit(package, extra)
+            groups: Mapping[str, Any] = package.get("dev-dependencies", {})
+            for name in groups if self._everything else groups.keys() & {"dev"}:
+                self._follow(groups[name])
+        return [_uv_pin(package) for package in self._found.values()], sorted(set(self._own))
+
+    def _visit(self, package: Record, extra: str) -> None:
+        key = (str(package["name"]), str(package.get("version", "")), extra)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        if (path := _local(package)) is not None:
+            self._own.append("" if path == "." else str(inside(path)))
+        else:
+            other = self._found.setdefault(key[0], package)
+            if other.get("version") != package.get("version"):
+                raise LockError(f"{UV_LOCK} has two versions of {key[0]} for this Python")
+        self._follow(
+            package.get("optional-dependencies", {}).get(extra, ()) if extra else package.get("dependencies", ())
+        )
+
+    def _follow(self, dependencies: Sequence[Record]) -> None:
+        for dependency in dependencies:
+            if not self._holds(dependency.get("marker")):
+                continue
+            package = self._one(dependency)
+            for extra in ("", *dependency.get("extra", ())):
+                self._visit(package, extra)
+
+    def _one(self, dependency: Record) -> Record:
+        name, version = dependency["name"], dependency.get("version")
+        fitting = [one for one in self._packages.get(name, ()) if version is None or one.get("version") == version]
+        if len(fitting) > 1:
+            fitting = [one for one in fitting if any(map(self._holds, one.get("resolution-markers", ())))]
+        if len(fitting) != 1:
+            raise LockError(
+                f"{UV_LOCK} has no package {escape_path(str(name))} {version or ''} for this Python: make it anew with "
+                "`uv lock`"
+            )
+        return fitting[0]
+
+    def _holds(self, marker: str | None) -> bool:
+        return marker is None or Marker(marker).evaluate({**self._environment, "extra": ""})
+
+
+def _local(package: Record) -> str | None:
+    source: Mapping[str, Any] = package.get("source", {})
+    return next((str(source[kind]) for kind in _LOCAL if kind in source), None)
+
+
+def _uv_pin(package: Record) -> Pin:
+    name, source = canonicalize_name(package["name"], validate=True), package["source"]
+    if not source.keys() & {"registry", "url"}:
+        kind = next(iter(source))
+        raise LockError(
+            f"{UV_LOCK}: {name} comes from {kind} {escape_path(str(source[kind]))}: only files of an index or at a URL "
+            "are installed"
+        )
+    files: list[tuple[str, str, frozenset[str]]] = []
+    for file in [*package.get("wheels", ()), *filter(None, [package.get("sdist")])]:
+        url = str(file.get("url") or source.get("url") or "")
+        if not url:
+            raise LockError(
+                f"{UV_LOCK}: {name} names the path {escape_path(str(file.get('path')))}: only URLs are fetched"
+            )
+        files.append((basename(url), url, strong([file["hash"]])))
+    hashes = frozenset[str]().union(*(hashes for _, _, hashes in files))
+    return Pin(name, str(package["version"]), hashes, files, "registry" in source)
+
+
+def requirement_pins(root: str, names: Sequence[str], target: PythonTarget) -> tuple[Sequence[Pin], Sequence[str]]:
+    """What requirements files with hashes install on a Python, and a line for each option that is not honoured.
+
+    Raises:
+        LockError: a line has no hash, or no version, or two files want two versions.
+    """
+    pins: dict[str, Pin] = {}
+    notes: list[str] = []
+    for file in names:
+        for line in _lines((read_project_file(root, file) or b"").decode(errors="replace")):
+            words, hashes = line.split(" --hash="), re.findall(r"\s--hash=(\S+)", line)
+            text = words[0].strip()
+            if text.startswith("-"):
+                if (included := re.fullmatch(r"(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)", text)) is None:
+                    notes.append(f"{file}: {text.split()[0]} is not honoured")
+                elif included[1] not in names:
+                    raise LockError(f"{file} includes {escape_path(included[1])}, which is no file of hashes beside it")
+                continue
+            try:
+                wanted = Requirement(text)
+                if wanted.marker is not None and not wanted.marker.evaluate({**target.environment, "extra": ""}):
+                    continue
+                pin = _requirement_pin(wanted, strong(hashes))
+            except (*_INVALID, ValueError) as error:
+                raise LockError(f"{file}: {text[:200]!r}: {error}") from error
+            earlier = pins.setdefault(pin.name, pin)
+            if earlier.version != pin.version:
+                raise LockError(f"{file} wants {pin}, and another file {earlier}")
+            pins[pin.name] = replace(pin, hashes=pin.hashes | earlier.hashes)
+    return list(pins.values()), notes
+
+
+def _lines(text: str) -> Iterator[str]:
+    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
+        if stripped := re.sub(r"(^|\s)#.*$", "", line).strip():
+            yield stripped
+
+
+def _requirement_pin(wanted: Requirement, hashes: frozenset[str]) -> Pin:
+    name = canonicalize_name(wanted.name, validate=True)
+    if not hashes:
+        raise ValueError("it has no hash: make the file with `uv pip compile --generate-hashes`")
+    if wanted.url is not None:
+        return Pin(name, wanted.url, hashes, [(basename(wanted.url), wanted.url, hashes)], registry=False)
+    exact = [one for one in wanted.specifier if one.operator in ("==", "===") and not one.version.endswith("*")]
+    if len(exact) != 1:
+        raise ValueError("it names no version: `NAME==VERSION`")
+    return Pin(name, exact[0].version, hashes)
+
+
+def artefacts_of(
+    pins: Sequence[Pin], target: PythonTarget, indexes: Sequence[str], fetcher: Fetcher
+) -> Sequence[Artefact]:
+    """The best file of each pin for a Python: of its wheels the first whose tag fits, else its source.
+
+    ``indexes`` are asked first for what they have of it, which is how a mirror stands in for the lock's address.
+
+    Raises:
+        LockError: there is no such file, or no index has it.
+    """
+    return [_artefact(pin, target, indexes, fetcher) for pin in pins]
+
+
+def _artefact(pin: Pin, target: PythonTarget, indexes: Sequence[str], fetcher: Fetcher) -> Artefact:
+    files = [(name, url, hashes) for name, url, hashes in pin.files]
+    if pin.registry and (indexes or not files):
+        served = [file for index in indexes or [target.index] for file in fetcher.index_files(index, pin.name)]
+        known = {name: hashes for name, _, hashes in files}
+        files = [(name, url, known.get(name, pin.hashes)) for name, url in served if not known or name in known] + files
+    ranked = sorted(
+        (rank, number) for number, file in enumerate(files) if (rank := _rank(file[0], pin, target)) is not None
+    )
+    if not ranked:
+        raise LockError(f"{pin} has neither a wheel for {target} nor a source that is known here")
+    name = files[ranked[0][1]][0]
+    urls = [url for other, url, _ in files if other == name]
+    return Artefact(str(pin), files[ranked[0][1]][2], urls, name)
+
+
+def _rank(filename: str, pin: Pin, target: PythonTarget) -> int | None:
+    """How well a file fits, the least being the best. None: it is not of this package, or not for this Python."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", filename):
+        return None
+    try:
+        if filename.endswith(".whl"):
+            name, version, _, tags = parse_wheel_filename(filename)
+            ranks = [target.tags.index(str(tag)) for tag in tags if str(tag) in target.tags]
+        else:
+            name, version = parse_sdist_filename(filename)
+            ranks = [len(target.tags)]
+        same = name == pin.name and (not pin.registry or version == Version(pin.version))
+    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+        return None
+    return min(ranks, default=None) if same else None
