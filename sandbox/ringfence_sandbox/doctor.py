@@ -88,6 +88,9 @@ def examine_sandbox(image: str | None = None, url: str | None = None) -> Iterato
             f"{connection.how}: Podman {host.version}, {host.runtime}, "
             f"{'rootless' if host.rootless else 'rootful'}, cgroups {host.cgroup_version}",
         )
+        limited = "memory, processes and processor time"
+        unlimited = host.describe_unlimited()
+        yield Finding("Podman knows how to limit containers", not unlimited, unlimited or limited, "see above")
         wanted = image or built(connection, recipe(DEFAULT_RECIPE))
         exists = wanted is not None and bool(connection.client.images.exists(wanted))
         advice = f"`podman pull {image}`" if image else "`ringfence sandbox build`"

@@ -26,7 +26,7 @@ from ringfence_sandbox.container.command_watch import CommandWatch
 from ringfence_sandbox.container.container import Container, mounted_in, remove_orphans
 from ringfence_sandbox.container.frames import ExecutorLostError
 from ringfence_sandbox.container.handover import UNKNOWN, Handover
-from ringfence_sandbox.container.images import Progress, existing
+from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, built, existing, recipe
 from ringfence_sandbox.container.isolation import NETWORKS, WORKSPACE, Network, Property, SandboxLimits
 from ringfence_sandbox.container.pipes import Stream
 from ringfence_sandbox.container.podman_connection import Connection, connect, reading
@@ -178,6 +178,11 @@ class PodmanSandbox:
         """The image that was asked for, that of the project, or the default one."""
         remembered = None if self._image else remembered_image(self.filesystem.root)
         if remembered is None:
+            is_to_build = self._image is None and built(connection, recipe(DEFAULT_RECIPE)) is None
+            # A container's first look from inside would find it, too, but after minutes of building.
+            lacking = connection.host.describe_unlimited() if is_to_build and self._strict else ""
+            if lacking:
+                raise SandboxUnavailableError(f"{lacking}. Or do without limits (strict=False)")
             return existing(connection, self._image, self._progress or (lambda _line: None))
         if not connection.client.images.exists(remembered.image):
             raise SandboxUnavailableError(

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,7 +18,7 @@ from command_line import ringfence_text
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, examine_sandbox
 from ringfence_sandbox.container.images import SOURCES, Recipe, build, built, recipe, recipe_names
-from ringfence_sandbox.container.podman_connection import Connection, socket_path
+from ringfence_sandbox.container.podman_connection import Connection, answers, socket_path
 
 
 def test_an_image_that_is_built_is_not_built_again(podman: Connection) -> None:
@@ -117,3 +122,45 @@ def test_a_failed_build_says_why(podman: Connection, tmp_path: Path, monkeypatch
         build(podman, other, ("debian",))
     assert "no mmdebstrap" in str(refused.value)
     assert "podman pull docker.io/library/debian" in str(refused.value)
+
+
+@pytest.fixture
+def rootless_without_limits() -> Iterator[str]:
+    """The URL of a Podman of an ordinary user, where such a one can limit nothing."""
+    if os.getuid() != 0 or shutil.which("setpriv") is None or Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        pytest.skip("an ordinary user's Podman can limit containers here, or there is none")
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:  # where the user may go
+        os.chown(place, NOBODY, NOBODY)
+        url = f"unix://{place}/podman.sock"
+        user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        places = {"HOME": place, "XDG_RUNTIME_DIR": place, "PATH": os.environ["PATH"]}
+        command = [*user, "podman", "system", "service", "--time=0", url]
+        service = subprocess.Popen(command, cwd=place, env=places, stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            deadline = time.monotonic() + 20
+            while not answers(url) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            yield url
+        finally:
+            os.killpg(service.pid, signal.SIGKILL)
+            service.wait(20)
+            # It keeps the user's namespace for a next command.
+            os.kill(int(Path(place, "libpod/tmp/pause.pid").read_text()), signal.SIGKILL)
+
+
+NOBODY = 65534
+
+
+def test_a_limit_that_is_missing_is_found_before_an_image_is_built(
+    rootless_without_limits: str, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    with (
+        PodmanSandbox(tmp_path, url=rootless_without_limits, progress=said.append) as sandbox,
+        pytest.raises(SandboxUnavailableError, match="cannot limit memory, processes, processor time") as refused,
+    ):
+        sandbox.start()
+    assert "the system's Podman (CONTAINER_HOST=" in str(refused.value)
+    assert said == []
+    tried = cli("sandbox", "build", "base", "--from", "registry", CONTAINER_HOST=rootless_without_limits)
+    assert tried.stderr.startswith("note: this Podman cannot limit memory")

@@ -115,13 +115,13 @@ def build_image(
         "forcerm": "true",
         "layers": "false",
         "httpproxy": "false",
-        "memory": _MEMORY_BYTES,
-        "memswap": _MEMORY_BYTES,
         "labels": json.dumps(dict(labels)),
         "buildargs": json.dumps(dict(args)),
     }
     if target:
         params["target"] = target
+    if not connection.host.unlimited:
+        params.update(memory=_MEMORY_BYTES, memswap=_MEMORY_BYTES)
     if not network:
         params.update(_WITHOUT_NETWORK, seccomp=profile_path())
     last = ""

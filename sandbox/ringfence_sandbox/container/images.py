@@ -130,6 +130,8 @@ def build_images(
     """
     recipes = [recipe(name) for name in names or (DEFAULT_RECIPE,)]
     with connect() as connection:
+        if lacking := connection.host.describe_unlimited():
+            progress(f"note: {lacking}")
         for wanted in recipes:
             yield build(connection, wanted, SOURCES if source is None else (source,), progress)
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,8 @@ _LONGEST_SOCKET_BYTES = 107
 """Of a socket's path, in Linux; TMPDIR may be longer."""
 _HELPERS = ("/usr/lib/podman", "/usr/libexec/podman", "/usr/local/libexec/podman", "/usr/local/lib/podman")
 
+_CONTROLLERS = {"memory": "memory", "pids": "processes", "cpu": "processor time"}
+
 UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
 """What podman-py raises for an answer that has not the form of Podman's."""
 INSTALL = (
@@ -67,6 +69,17 @@ class Host:
     cgroup_version: str
     runtime: str
     version: str
+    unlimited: Sequence[str] = ()
+    """What a container's use of cannot be limited, as far as Podman knows."""
+
+    def describe_unlimited(self) -> str:
+        """A sentence about that. Empty: there is nothing."""
+        if not self.unlimited:
+            return ""
+        return (
+            f"this Podman cannot limit {', '.join(self.unlimited)}: the machine's cgroups do not let it. Use cgroups "
+            "version 2 with delegation, or the system's Podman (CONTAINER_HOST=unix:///run/podman/podman.sock)"
+        )
 
 
 class Connection:
@@ -321,9 +334,11 @@ def _bounded(limit: int) -> int:
 
 def _host(info: Mapping[str, Any]) -> Host:
     host = info["host"]
+    controllers = host.get("cgroupControllers", _CONTROLLERS)  # not every version says
     return Host(
         rootless=bool(host["security"]["rootless"]),
         cgroup_version=str(host["cgroupVersion"]),
         runtime=str(host["ociRuntime"]["name"]),
         version=str(info["version"]["Version"]),
+        unlimited=[words for name, words in _CONTROLLERS.items() if name not in controllers],
     )

@@ -59,7 +59,7 @@ class Fetcher:
     def __init__(self, registries: Registries, progress: Progress) -> None:
         self._registries = registries
         self._progress = progress
-        hosts = [*registries.python, registries.npm, *registries.npm_scopes.values()]
+        hosts = [*registries.python, *registries.python_extra, registries.npm, *registries.npm_scopes.values()]
         self._plain = {_origin(url) for url in hosts if url.startswith("http://")}
         certificates = registries.certificates
         context = ssl.create_default_context(cafile=certificates if os.path.isfile(certificates) else None)
@@ -75,7 +75,7 @@ class Fetcher:
             urllib.request.UnknownHandler(),
         ):
             self._opener.add_handler(handler)
-        self._turn = threading.Lock()
+        self._stopped = threading.Event()
         self._shown = 0.0
 
     def fetch_all(self, artefacts: Sequence[Artefact], directory: Path, what: str) -> None:
@@ -98,6 +98,7 @@ class Fetcher:
                         self._shown = time.monotonic()
                         self._progress(f"fetched {done} of {len(artefacts)} {what}, {size / 1e6:.1f} MB")
             except BaseException:
+                self._stopped.set()
                 pool.shutdown(cancel_futures=True)
                 raise
 
@@ -117,7 +118,7 @@ class Fetcher:
         digests = {name: hashlib.new(name) for name in {one.partition(":")[0] for one in artefact.hashes}}
         size, part = 0, target.with_name(f"{target.name}.part")
         with self._open(url) as answer, part.open("wb") as file:
-            while chunk := answer.read(1 << 20):
+            while (chunk := answer.read(1 << 20)) and not self._stopped.is_set():
                 size += len(chunk)
                 if size > _MOST_ARTEFACT_BYTES:
                     raise ValueError(f"it has more than {_MOST_ARTEFACT_BYTES >> 30} GiB")
@@ -169,7 +170,7 @@ class Fetcher:
             user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
             url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-        for place, token in dict(self._registries.npm_tokens).items():
+        for place, token in self._registries.npm_tokens.items():
             if url.partition(":")[2].startswith(place if place.endswith("/") else f"{place}/"):
                 headers["Authorization"] = f"Bearer {token}"
         return self._opener.open(urllib.request.Request(url, headers=headers), timeout=_SILENCE_SECONDS)  # noqa: S310

@@ -94,7 +94,7 @@ def _artefact(place: str, package: Mapping[str, Any], target: NodeTarget, regist
         )
     hashes = integrity(str(package["integrity"]))
     scope = name.partition("/")[0]
-    chosen = dict(registries.npm_scopes).get(scope) or registries.npm
+    chosen = registries.npm_scopes.get(scope) or registries.npm
     usual = f"{chosen or target.registry.rstrip('/')}/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
     of_registry = not resolved or _TARBALL.fullmatch(resolved) is not None
     urls = [*([usual] if of_registry and (chosen or not resolved) else []), *([resolved] if resolved else [])]

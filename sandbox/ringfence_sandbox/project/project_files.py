@@ -61,6 +61,13 @@ def locks(root: str) -> Sequence[str]:
     return [*python, *([NPM_LOCK] if os.path.lexists(os.path.join(root, NPM_LOCK)) else [])]
 
 
+def unlocked(root: str, locks: Sequence[str]) -> Sequence[str]:
+    """The files that say what the project needs without naming hashes, beside its locks."""
+    python = [name for name in locks if name != NPM_LOCK]
+    files = {"requirements.txt": python, "package.json": NPM_LOCK in locks}
+    return [name for name, locked in files.items() if not locked and os.path.lexists(os.path.join(root, name))]
+
+
 def fingerprints(root: str, paths: Sequence[str]) -> Mapping[str, str]:
     """The hash of each file; "" for one that is not there or cannot be read."""
     found: dict[str, str] = {}

@@ -26,7 +26,15 @@ from ringfence_sandbox.project.artefacts import Artefact, Fetcher, LockError
 from ringfence_sandbox.project.devcontainer import PLACES, Devcontainer, devcontainer
 from ringfence_sandbox.project.npm_lock import NpmProject, npm_project
 from ringfence_sandbox.project.own_packages import own_packages
-from ringfence_sandbox.project.project_files import NPM_LOCK, UV_LOCK, fingerprints, inside, locks, read_project_file
+from ringfence_sandbox.project.project_files import (
+    NPM_LOCK,
+    UV_LOCK,
+    fingerprints,
+    inside,
+    locks,
+    read_project_file,
+    unlocked,
+)
 from ringfence_sandbox.project.python_locks import artefacts_of, requirement_pins, uv_pins
 from ringfence_sandbox.project.registries import configured
 from ringfence_sandbox.project.target import NodeTarget, PythonTarget, probe
@@ -47,7 +55,7 @@ set -e
 
 _INSTALL_PYTHON = """
 export PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
-install() { python3 -m pip install --quiet --no-index --no-deps --no-cache-dir --no-build-isolation "$@"; }
+install() { python3 -m pip install --quiet --no-index --no-deps --no-cache-dir --no-compile --no-build-isolation "$@"; }
 cd "$(dirname "$0")"
 set -- wheels/*.whl; [ ! -e "$1" ] || install "$@"
 for source in sources/*; do
@@ -92,7 +100,10 @@ class ProjectImage:
 
     def changed(self) -> Sequence[str]:
         """The files that have changed since it was built, or have come since."""
-        now = fingerprints(self.root, [*self.inputs, *_inputs(self.root)])
+        found: Sequence[str] = ()
+        with suppress(LockError):  # then one that it depends on is not what it was
+            found = _inputs(self.root)
+        now = fingerprints(self.root, [*self.inputs, *found])
         return [path for path, value in now.items() if self.inputs.get(path, "") != value]
 
 
@@ -160,6 +171,8 @@ class _Build:
         if own is not None and own.not_honoured:
             self._note(f"{own.file}: not honoured: {', '.join(own.not_honoured)}")
         names = locks(self._root)
+        for file in unlocked(self._root, names):
+            self._note(f"{file} has no lock with hashes, so nothing is installed for it. {_HOW_TO_LOCK}")
         if not names and own is None and not image and not containerfile:
             raise LockError(
                 f"{self._root} has no {UV_LOCK}, no requirements.txt with hashes, no {NPM_LOCK}, no devcontainer.json. "
@@ -269,7 +282,7 @@ class _Build:
         directory = place / "python"
         directory.mkdir()
         self._progress(f"looking for {len(pins)} packages for {target}")
-        artefacts = artefacts_of(pins, target, self._registries.python, self._fetcher)
+        artefacts = artefacts_of(pins, target, self._registries, self._fetcher)
         self._fetcher.fetch_all(artefacts, directory, "Python packages")
         for artefact in artefacts:
             kind = "wheels" if artefact.filename.endswith(".whl") else "sources"

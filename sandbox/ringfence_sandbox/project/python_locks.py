@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from packaging.markers import InvalidMarker, Marker
@@ -24,10 +26,12 @@ from packaging.version import InvalidVersion, Version
 from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.project.artefacts import Artefact, Fetcher, LockError, basename, strong
 from ringfence_sandbox.project.project_files import UV_LOCK, inside, read_project_file
+from ringfence_sandbox.project.registries import Registries
 from ringfence_sandbox.project.target import PythonTarget
 
 _INVALID = (InvalidName, InvalidVersion, InvalidMarker, InvalidRequirement, InvalidSpecifier)
 _MALFORMED = (*_INVALID, AttributeError, KeyError, TypeError, ValueError, RecursionError)
+_AT_ONCE = 4
 _LOCAL = ("editable", "virtual", "directory")
 Record = Mapping[str, Any]
 
@@ -207,22 +211,24 @@ def _requirement_pin(wanted: Requirement, hashes: frozenset[str]) -> Pin:
 
 
 def artefacts_of(
-    pins: Sequence[Pin], target: PythonTarget, indexes: Sequence[str], fetcher: Fetcher
+    pins: Sequence[Pin], target: PythonTarget, registries: Registries, fetcher: Fetcher
 ) -> Sequence[Artefact]:
     """The best file of each pin for a Python: of its wheels the first whose tag fits, else its source.
 
-    ``indexes`` are asked first for what they have of it, which is how a mirror stands in for the lock's address.
+    An index that the user configured is asked first, which is how a mirror stands in for the lock's address.
 
     Raises:
         LockError: there is no such file, or no index has it.
     """
-    return [_artefact(pin, target, indexes, fetcher) for pin in pins]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(partial(_artefact, target=target, registries=registries, fetcher=fetcher), pins))
 
 
-def _artefact(pin: Pin, target: PythonTarget, indexes: Sequence[str], fetcher: Fetcher) -> Artefact:
+def _artefact(pin: Pin, target: PythonTarget, registries: Registries, fetcher: Fetcher) -> Artefact:
     files = [(name, url, hashes) for name, url, hashes in pin.files]
-    if pin.registry and (indexes or not files):
-        served = [file for index in indexes or [target.index] for file in fetcher.index_files(index, pin.name)]
+    if pin.registry and (registries.python or not files):
+        indexes = registries.python or [target.index.rstrip("/"), *registries.python_extra]
+        served = [file for index in indexes for file in fetcher.index_files(index, pin.name)]
         known = {name: hashes for name, _, hashes in files}
         files = [(name, url, known.get(name, pin.hashes)) for name, url in served if not known or name in known] + files
     ranked = sorted(

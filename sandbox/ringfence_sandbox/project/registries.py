@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -16,11 +16,13 @@ class Registries:
     """Empty where nothing is configured: then the default of the image's pip or npm holds."""
 
     python: Sequence[str] = ()
-    """The URLs of simple indexes."""
+    """The URLs of simple indexes, where the main one is configured."""
+    python_extra: Sequence[str] = ()
+    """The URLs of those beside the main one."""
     npm: str = ""
-    npm_scopes: Mapping[str, str] = ()  # pyright: ignore[reportAssignmentType]
+    npm_scopes: Mapping[str, str] = field(default_factory=dict[str, str])
     """The registry of ``@scope``."""
-    npm_tokens: Mapping[str, str] = ()  # pyright: ignore[reportAssignmentType]
+    npm_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
     """By the beginning of a URL after its scheme, as in an npmrc."""
     certificates: str = ""
     """A file of certificates for TLS, where it is not the system's."""
@@ -35,7 +37,8 @@ def configured(environment: Mapping[str, str] = os.environ) -> Registries:
     extra = environment.get("PIP_EXTRA_INDEX_URL") or pip.get("extra-index-url", "")
     registry = environment.get("npm_config_registry") or environment.get("NPM_CONFIG_REGISTRY")
     return Registries(
-        python=[url.rstrip("/") for url in (*main.split(), *extra.split()) if url.startswith(("http://", "https://"))],
+        python=[*_urls(main), *_urls(extra)] if _urls(main) else [],
+        python_extra=_urls(extra),
         npm=(registry or npm.get("registry", "")).rstrip("/"),
         npm_scopes={
             name.removesuffix(":registry"): url.rstrip("/")
@@ -49,6 +52,10 @@ def configured(environment: Mapping[str, str] = os.environ) -> Registries:
         },
         certificates=environment.get("PIP_CERT") or pip.get("cert", "") or npm.get("cafile", ""),
     )
+
+
+def _urls(words: str) -> Sequence[str]:
+    return [url.rstrip("/") for url in words.split() if url.startswith(("http://", "https://"))]
 
 
 def _pip(environment: Mapping[str, str]) -> dict[str, str]:
