@@ -120,9 +120,9 @@ def run(
 def test_tools_of_a_file_are_transactions_like_all_others(tree: Path, name: str) -> None:
     done = run(tree, [calls("check"), calls("spoil"), calls("seen"), DONE], "--section", f"own.py:{name}")
     assert done.returncode == 0, done.stderr
-    assert "check -> committed: clean: False" in done.stderr
+    assert "check -> ok: clean: False" in done.stderr
     assert "spoil -> failed and rolled back" in done.stderr
-    assert "seen -> committed: a.txt" in done.stderr
+    assert "seen -> ok: a.txt" in done.stderr
     assert (tree / "made.txt").read_text() == "made\n"
     assert not (tree / "b.txt").exists()
     assert "1 step in" in done.stderr
@@ -140,7 +140,7 @@ def test_a_tool_that_closes_the_output_and_goes_elsewhere_costs_no_results(tree:
     done = run(tree, [READ, EDIT, calls("spoil_process"), calls("seen"), DONE], *options, directory="tree")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["applied"] is True
-    assert "seen -> committed: a.txt" in done.stderr
+    assert "seen -> ok: a.txt" in done.stderr
     assert (tree / "a.txt").read_text() == "two\n"
     assert (tree.parent / "run.patch").exists()
 
@@ -148,7 +148,7 @@ def test_a_tool_that_closes_the_output_and_goes_elsewhere_costs_no_results(tree:
 def test_a_process_that_a_tool_has_forked_is_ended_without_a_word(tree: Path) -> None:
     done = run(tree, [calls("fork"), DONE], "--section", "own.py:section")
     assert done.returncode == 0, done.stderr
-    assert "fork -> committed: as text: ['2', '4']" in done.stderr
+    assert "fork -> ok: as text: ['2', '4']" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -178,14 +178,14 @@ def test_a_resumed_run_has_the_sections_that_it_had(tree: Path) -> None:
     again = run(tree, [calls("check"), DONE], "--resume")
     assert again.returncode == 0, again.stderr
     assert f"--section {tree.parent / 'own.py'}:section" in again.stderr
-    assert "check -> committed" in again.stderr
+    assert "check -> ok" in again.stderr
 
 
 def test_a_copy_in_memory_has_tools_of_its_own_but_runs_no_programs(tree: Path) -> None:
     turns = [calls("seen"), calls("check"), DONE]
     done = run(tree, turns, "--section", "own.py:section", "--workspace", "memory")
     assert done.returncode == 0, done.stderr
-    assert "seen -> committed: a.txt" in done.stderr
+    assert "seen -> ok: a.txt" in done.stderr
     assert "check -> failed and rolled back" in done.stderr
     assert not (tree / "made.txt").exists()
 

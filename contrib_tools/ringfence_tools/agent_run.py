@@ -30,6 +30,7 @@ from ringfence.runtime.limits import Budget, Deadline, TokenUsage
 from ringfence.runtime.receipts import Outcome as CallOutcome
 from ringfence.runtime.receipts import Receipt, change_json
 from ringfence.runtime.session import Session
+from ringfence_tools.attention import Attention, attention
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.planning import Plan, PlanningStrategy, PlanningToolsSection
 from ringfence_tools.printable import one_line, patch_json, plural
@@ -183,6 +184,8 @@ class RunOutcome:
     patch: bytes = b""
     ignored: Sequence[Change] = ()
     """The changes of paths that git ignores. ``changes`` and ``patch`` are without them."""
+    look_first: Sequence[Attention] = ()
+    """The changes that a reviewer looks at first."""
     applied: bool = False
     conflicts: Sequence[str] = ()
     """Paths that kept the changes from being applied."""
@@ -233,6 +236,7 @@ class RunOutcome:
             "changes": [change_json(change) for change in self.changes],
             **patch_json(self.patch),
             "ignored": len(self.ignored),
+            "look_first": [{"path": escape_path(one.path), "reason": one.reason} for one in self.look_first],
             "applied": self.applied,
             "steps": self.steps,
             "conflicts": [escape_path(path) for path in self.conflicts],
@@ -307,6 +311,7 @@ def run_agent(
     outcome.left_out = (*workspace.left_out, *workspace.left_out_since())
     own = workspace.own_changes()
     outcome.changes, outcome.patch, outcome.mixed, outcome.ignored = own.changes, own.patch, own.mixed, own.ignored
+    outcome.look_first = attention(own.changes, own.ignored, own.patch, workspace.ignored)
     return workspace.secrets.mask(outcome)
 
 

@@ -84,13 +84,18 @@ def _value(value: object) -> str:
     return f"'{said}'" if isinstance(value, str) else said
 
 
+def shown_outcome(receipt: Receipt) -> str:
+    """Return the outcome for a person. A call that changed no file, such as a read, is "ok"."""
+    return "ok" if receipt.outcome == "committed" and not receipt.changes else receipt.outcome
+
+
 def outcome_words(receipt: Receipt, directory: Path) -> str:
     """Return outcome and reason of a call on one line. The call was on the files of `directory`."""
     why = one_line(how_to_look(receipt.message, directory), MAX_REASON_CHARACTERS)
     denial = next((verdict for verdict in receipt.policies if not verdict.allowed), None)
     match receipt.outcome:
         case "committed" | "rejected":
-            return f"{receipt.outcome}: {why}"
+            return f"{shown_outcome(receipt)}: {why}"
         case "denied" if denial is not None:
             reason = one_line(denial.reason or why, MAX_REASON_CHARACTERS)
             return f"denied by the policy {one_line(denial.policy, 80)}: {reason}"

@@ -12,14 +12,14 @@ import reprlib
 import secrets
 import shlex
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
@@ -30,10 +30,20 @@ from ringfence.filesystem.paths import display_path, escape_path
 from ringfence.participants import Change, FileVersion
 from ringfence.runtime.events import RejectedToolParams
 from ringfence.runtime.limits import utc_now
-from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.receipts import PolicyVerdict, Receipt
 from ringfence_tools.agent_run import RunOutcome, RunStats, RunWatcher
+from ringfence_tools.attention import Moved, with_moves
 from ringfence_tools.planning import Plan
-from ringfence_tools.printable import line_counts, one_line, outcome_words, params_summary, plural, printable
+from ringfence_tools.printable import (
+    ignored_line,
+    line_counts,
+    one_line,
+    outcome_words,
+    params_summary,
+    plural,
+    printable,
+    shown_outcome,
+)
 from ringfence_tools.run_workspace import RunWorkspace
 
 HEADINGS = {
@@ -55,9 +65,13 @@ MAX_RECORD_CHARACTERS = 5_000_000
 MAX_PATCH_CHARACTERS = 3_000_000
 MAX_FILE_LINES, MAX_LINE_CHARACTERS = 2_000, 1_000
 OPENED_LINES = 400
-"""Files of a patch are unfolded until this many lines are shown."""
+"""The most lines of a patch that are unfolded. A file with more lines than are left of them is folded."""
 HEADER = b"diff --git "
+RENAME_FROM = b"rename from "
 KINDS = {b"@": "hunk", b"+": "add", b"-": "del"}
+
+
+Split: TypeAlias = Callable[[Sequence[Change]], tuple[Sequence[Change], Sequence[Change]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +111,11 @@ def render_turn(event: ModelTurn) -> Markup:
     return _template().turn(event)
 
 
-def render_call(receipt: Receipt, answer: str, directory: Path) -> Markup:
-    """Render a tool call and its answer. A call that was not committed is unfolded."""
-    return _template().call(receipt, answer, directory)
+def render_call(receipt: Receipt, answer: str, directory: Path, split: Split = lambda changes: (changes, ())) -> Markup:
+    """Render a tool call and its answer. A call that was not committed is unfolded. ``split`` separates the changes of
+    ignored paths, which are only counted."""
+    changes, ignored = split(receipt.changes)
+    return _template().call(receipt, answer, directory, changes, len(ignored))
 
 
 def render_patch(patch: bytes) -> Markup:
@@ -109,8 +125,9 @@ def render_patch(patch: bytes) -> Markup:
     parts = [part.split(b"\n") for part in re.split(rb"\n(?=diff --git )", patch.removesuffix(b"\n")) if part]
     room, opened = MAX_PATCH_CHARACTERS, 0
     for lines in parts:
-        opened += len(lines)
-        file = _patched_file(lines, is_open=opened <= OPENED_LINES)
+        is_open = opened + len(lines) <= OPENED_LINES
+        opened += len(lines) if is_open else 0
+        file = _patched_file(lines, is_open=is_open)
         room -= sum(len(content) + len('<span class="same">\n</span>') for _, content in file.lines)
         if room >= 0:
             shown.append(file)
@@ -128,6 +145,9 @@ def _patched_file(lines: list[bytes], *, is_open: bool) -> PatchedFile:
         kind = "head" if in_header else KINDS.get(line[:1], "same")
         shown.append((kind, text(line.decode("utf-8", "surrogateescape"), MAX_LINE_CHARACTERS)))
     name = one[2:] if one[2:] == other[2:] else both
+    if len(lines) > 2 and lines[-2].startswith(RENAME_FROM):
+        old, new = (line.partition(b" ")[2].partition(b" ")[2] for line in lines[-2:])
+        name = f"{old.decode('utf-8', 'surrogateescape')} -> {new.decode('utf-8', 'surrogateescape')}"
     return PatchedFile(name, added, removed, shown, max(len(lines) - MAX_FILE_LINES, 0), is_open)
 
 
@@ -182,8 +202,24 @@ def _value(value: object) -> str:
         return reprlib.repr(value)
 
 
-def _sizes(change: Change) -> str:
-    return ", then ".join(dict.fromkeys(_version(one) for one in (change.before, change.after) if one is not None))
+def _verdicts(receipt: Receipt) -> Sequence[PolicyVerdict]:
+    """Return each policy once, although one can be asked before the call and after it: its denial, or what it said."""
+    found: dict[str, PolicyVerdict] = {}
+    for verdict in receipt.policies:
+        said = found.get(verdict.policy)
+        if said is None or (said.allowed and (not verdict.allowed or not said.reason)):
+            found[verdict.policy] = verdict
+    return [*found.values()]
+
+
+def _sizes(change: Change | Moved) -> str:
+    before, after = change.before, change.after
+    if before is None or after is None or {before.kind, after.kind} != {"file"}:
+        versions = (_version(one) for one in (before, after) if one is not None)
+        return ", then ".join(dict.fromkeys(versions))
+    size = plural(after.size, "byte") if before.size == after.size else f"{before.size:,} -> {after.size:,} bytes"
+    mode = f"{after.mode:o}" if before.mode == after.mode else f"{before.mode:o} -> {after.mode:o}"
+    return f"{size}, mode {mode}"
 
 
 def _version(version: FileVersion) -> str:
@@ -231,6 +267,10 @@ def _template() -> Any:
         "ends": _ends,
         "values": _values,
         "sizes": _sizes,
+        "verdicts": _verdicts,
+        "shown_outcome": shown_outcome,
+        "with_moves": with_moves,
+        "ignored_line": ignored_line,
         "seconds": _seconds,
         "utc": _utc,
         "plural": plural,
@@ -250,14 +290,15 @@ class ReportFile(RunWatcher):
     The directory of the page is held open. The page goes there even if its path leads elsewhere meanwhile.
     """
 
-    def __init__(self, path: Path, directory: Path) -> None:
-        """``directory`` is where the run works.
+    def __init__(self, path: Path, directory: Path, split: Split = lambda changes: (changes, ())) -> None:
+        """``directory`` is where the run works. ``split`` is as in `render_call`.
 
         Raises OSError for a path that cannot be written, or that is not a regular file.
         """
         self.started_at = utc_now()
         self.path = Path(os.path.realpath(path.parent)) / path.name
         self._workspace = Path(os.path.abspath(directory))  # whoever reads the page is somewhere else
+        self._split = split
         self._record: list[Markup] = []
         self._room = MAX_RECORD_CHARACTERS
         self._turns = self._calls = self._left_turns = self._left_calls = 0
@@ -280,7 +321,7 @@ class ReportFile(RunWatcher):
 
     def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
         self._calls += 1
-        self._left_calls += not self._keep(render_call(receipt, answer, self._workspace))
+        self._left_calls += not self._keep(render_call(receipt, answer, self._workspace, self._split))
 
     def _keep(self, piece: Markup) -> bool:
         self._room -= len(piece)

@@ -19,7 +19,7 @@ from ringfence.errors import PromptValidationError
 from ringfence.failures import describe_error
 from ringfence.filesystem.diff import moved
 from ringfence.filesystem.edits import read_host_text
-from ringfence.filesystem.paths import escape_path
+from ringfence.filesystem.paths import display_path, escape_path
 from ringfence.runtime.limits import utc_now
 from ringfence.runtime.secrets import Secrets, masked_logs
 from ringfence.runtime.session import Session
@@ -28,6 +28,7 @@ from ringfence_cli.limits import RunLimits, absolute_code, absolute_policy
 from ringfence_cli.models import model_of
 from ringfence_cli.options import BusyError, Invocation, place_of
 from ringfence_cli.outputs import (
+    MAX_LISTED,
     ErrorStream,
     OutputFile,
     clear,
@@ -59,7 +60,7 @@ from ringfence_tools.printable import ignored_line, line_counts, plural, printab
 from ringfence_tools.run_workspace import RunWorkspace, protect_path
 
 if TYPE_CHECKING:
-    from ringfence_tools.report import ReportFile
+    from ringfence_tools.report import ReportFile, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +221,9 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
     if options.report is not None:
         from ringfence_tools.report import ReportFile
 
-        report = open_output(partial(ReportFile, directory=directory), options.report, directory, stack)
+        report = open_output(
+            partial(ReportFile, directory=directory, split=_split(workspace)), options.report, directory, stack
+        )
         protect_path(workspace, options.report, "the report of this run comes there")
     if workspace.history is not None:  # from a copy in memory nothing is written over files that may have changed
         if options.patch is not None:
@@ -233,6 +236,11 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
             receipts.complete(workspace.history)
     task = AgentTask(text, workspace, adapter, limits.seconds, limits.tokens, policies, sections)
     return Run(options, task, limits, is_resumed, record, patch, receipts, report)
+
+
+def _split(workspace: RunWorkspace) -> Split:
+    """Return the split of changes into shown ones and ignored ones."""
+    return lambda changes: (changes, ()) if workspace.with_ignored else workspace.ignored.split(changes)
 
 
 def _announce(run: Run, errors: ErrorStream) -> None:
@@ -377,6 +385,10 @@ def summary(outcome: RunOutcome, *, has_uncovered: bool = False) -> Iterator[str
         yield f"{plural(files - len(moved(outcome.changes)), 'file')} changed, +{added} -{removed} lines"
     for line in unpatchable_changes(outcome.changes):
         yield printable(f"not in the patch: {line}")
+    for one in outcome.look_first[:MAX_LISTED]:
+        yield f"look here first: {display_path(one.path)} ({one.reason})"
+    if len(outcome.look_first) > MAX_LISTED:
+        yield f"look here first: {len(outcome.look_first) - MAX_LISTED} more; --json lists all"
 
 
 def _next_steps(run: Run, directory: Path, outcome: RunOutcome) -> Iterator[str]:

@@ -123,6 +123,11 @@ class IgnoredPaths:
             (ignored if self.has_change(change) else shown).append(change)
         return shown, ignored
 
+    def has_rules_at(self, path: str) -> bool:
+        """Whether a path is an ignore file with an effect: no directory above it is ignored."""
+        above, _, name = (self._base + path).rpartition("/")
+        return name == IGNORE_FILE and self._rules_in(above) is not None
+
     def _rules_in(self, directory: str) -> Rules | None:
         for place in (*reversed([*directories_above(directory)]), directory):
             if place not in self._below:

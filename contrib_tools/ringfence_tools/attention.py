@@ -1,0 +1,89 @@
+"""The changes of a run that a reviewer looks at first, and moves for a reader."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ringfence.filesystem.diff import moved
+from ringfence.filesystem.ignored import IGNORE_FILE, IgnoredPaths
+from ringfence.filesystem.paths import display_path
+from ringfence.participants import Change, FileVersion
+from ringfence_tools.printable import line_counts, plural
+
+HUGE_LINES = 400
+"""A diff of one file with more changed lines is huge."""
+SPECIAL_BITS = 0o7000
+"""Permission bits with which a program gets the rights of another user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    path: str
+    reason: str
+
+
+def attention(
+    changes: Sequence[Change], ignored: Sequence[Change], patch: bytes, paths: IgnoredPaths
+) -> Sequence[Attention]:
+    """Return what to look at first: ignore files, links that lead out of the tree, changed modes and huge diffs.
+
+    ``ignored`` are the changes of ignored paths; of these, ignore files count alone.
+    """
+    lines = _changed_lines(patch)
+    rules = [change for change in (*changes, *ignored) if paths.has_rules_at(change.path)]
+    found = [Attention(change.path, f"{IGNORE_FILE} {change.kind}: git ignores other paths now") for change in rules]
+    found += [Attention(change.path, reason) for change in changes for reason in _reasons(change, lines)]
+    return found
+
+
+def _reasons(change: Change, lines: Mapping[str, int]) -> Iterator[str]:
+    before, after = change.before, change.after
+    if after is None:
+        return
+    if after.kind == "symlink" and _leads_out(change.path, after.target or ""):
+        yield f"a link out of the tree, to {display_path(after.target or '')}"
+    if before is not None and (before.kind, after.kind) != ("symlink", "symlink") and before.mode != after.mode:
+        yield f"mode {before.mode:o} -> {after.mode:o}"
+    elif before is None and after.kind == "file" and after.mode & SPECIAL_BITS:
+        yield f"made with mode {after.mode:o}"
+    if (count := lines.get(change.path, 0)) > HUGE_LINES:
+        yield f"a huge diff of {plural(count, 'line')}"
+
+
+def _leads_out(path: str, target: str) -> bool:
+    place = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+    return place.startswith("/") or place.split("/")[0] == ".."
+
+
+def _changed_lines(patch: bytes) -> dict[str, int]:
+    """Map the path of each file in a patch to the number of its added and removed lines."""
+    counts: dict[str, int] = {}
+    for part in re.split(rb"\n(?=diff --git )", patch):
+        _, _, name = part.partition(b"\n")[0].partition(b" b/")
+        counts[name.decode("utf-8", "surrogateescape")] = sum(line_counts(part))
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A file or link that is at another path. It has the fields that a reader sees of a `Change`."""
+
+    source: str
+    path: str
+    before: FileVersion | None
+    after: FileVersion | None
+    kind: str = "moved"
+
+
+def with_moves(changes: Sequence[Change]) -> Sequence[Change | Moved]:
+    """Return the changes, with one `Moved` instead of a deleted and an equal created file."""
+    sources = moved(changes)
+    gone = {source.path for source in sources.values()}
+    return [
+        Moved(sources[one.path].path, one.path, sources[one.path].before, one.after) if one.path in sources else one
+        for one in changes
+        if one.path not in gone
+    ]
