@@ -120,7 +120,7 @@ def run(
 def test_tools_of_a_file_are_transactions_like_all_others(tree: Path, name: str) -> None:
     done = run(tree, [calls("check"), calls("spoil"), calls("seen"), DONE], "--section", f"own.py:{name}")
     assert done.returncode == 0, done.stderr
-    assert "check -> ok: clean: False" in done.stderr
+    assert "check -> committed: clean: False" in done.stderr
     assert "spoil -> failed and rolled back" in done.stderr
     assert "seen -> ok: a.txt" in done.stderr
     assert (tree / "made.txt").read_text() == "made\n"

@@ -25,7 +25,7 @@ from ringfence.participants import Change
 from ringfence.prompt.policy import Policy
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.section import MarkdownSection, Section
-from ringfence.runtime.events import ToolInvoked
+from ringfence.runtime.events import ToolCallStarted, ToolInvoked, ToolOutput
 from ringfence.runtime.limits import Budget, Deadline, TokenUsage
 from ringfence.runtime.receipts import Outcome as CallOutcome
 from ringfence.runtime.receipts import Receipt, change_json
@@ -118,6 +118,12 @@ class RunWatcher:
 
     def turn(self, event: ModelTurn) -> None:
         """Get a complete turn of the model."""
+
+    def started(self, event: ToolCallStarted) -> None:
+        """Get a call that begins. `call` gets its end."""
+
+    def output(self, event: ToolOutput) -> None:
+        """Get a piece of output of a command that runs."""
 
     def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
         """Get a call that has ended.
@@ -372,6 +378,8 @@ class RunObserver:
         session.dispatcher.subscribe(ModelText, lambda event: self._notify(lambda watcher: watcher.text(event)))
         session.dispatcher.subscribe(ModelRetry, lambda event: self._notify(lambda watcher: watcher.retry(event)))
         session.dispatcher.subscribe(ModelTurn, self._turn)
+        session.dispatcher.subscribe(ToolCallStarted, lambda event: self._notify(lambda one: one.started(event)))
+        session.dispatcher.subscribe(ToolOutput, lambda event: self._notify(lambda one: one.output(event)))
         session.dispatcher.subscribe(Receipt, self._call)
 
     def catch_up(self) -> None:

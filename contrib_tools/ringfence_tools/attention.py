@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ringfence.filesystem.diff import moved
-from ringfence.filesystem.ignored import IGNORE_FILE, IgnoredPaths
+from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.filesystem.paths import display_path
 from ringfence.participants import Change, FileVersion
 from ringfence_tools.printable import line_counts, plural
@@ -34,7 +34,7 @@ def attention(
     """
     lines = _changed_lines(patch)
     rules = [change for change in (*changes, *ignored) if paths.has_rules_at(change.path)]
-    found = [Attention(change.path, f"{IGNORE_FILE} {change.kind}: git ignores other paths now") for change in rules]
+    found = [Attention(change.path, f"an ignore file, {change.kind}") for change in rules]
     found += [Attention(change.path, reason) for change in changes for reason in _reasons(change, lines)]
     return found
 

@@ -6,8 +6,9 @@ import base64
 import dataclasses
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from ringfence.failures import describe_error, with_limit
 from ringfence.filesystem.paths import directories_above, display_path
@@ -68,6 +69,9 @@ def params_summary(params: object) -> str:
     """Return the params of a tool call on one line: without defaults, with long values cut."""
     if isinstance(params, RejectedToolParams):
         return one_line(str(params.raw_arguments), MAX_PARAMS_CHARACTERS)
+    if isinstance(params, Mapping):  # as the model wrote them
+        found = cast("Mapping[str, object]", params)
+        return one_line(" ".join(f"{name}={_value(value)}" for name, value in found.items()), MAX_PARAMS_CHARACTERS)
     if not dataclasses.is_dataclass(params):
         return ""
     said: list[str] = []

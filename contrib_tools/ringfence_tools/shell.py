@@ -22,6 +22,7 @@ from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.resources import Binding, ResourceRegistry
+from ringfence.runtime.events import ToolOutput
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox import CommandResult, Network, PodmanSandbox, SandboxLimits, ShellEnvironment
@@ -371,6 +372,12 @@ class PodmanSandboxSection(Section[None]):
             seconds = max(SHORTEST_SECONDS, min(seconds, context.deadline.remaining().total_seconds()))
         exported = environment.variables if environment is not None else ()
         usual = {name: value for name, value in ENVIRONMENT.items() if name not in exported}
+
+        def publish(stream: str, data: bytes) -> None:
+            context.beat()
+            if context.call is not None and context.session.dispatcher.has_handlers(ToolOutput):
+                context.session.notify(ToolOutput(context.call.call_id, data.decode("utf-8", "replace")))
+
         try:
             return self.sandbox.run(
                 command,
@@ -378,7 +385,7 @@ class PodmanSandboxSection(Section[None]):
                 env={**usual, **(env or {})},
                 stdin=stdin,
                 timeout_seconds=seconds,
-                on_output=lambda stream, data: context.beat(),
+                on_output=publish,
                 environment=environment,
                 cancellation=context.cancellation,
             )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
+import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,8 @@ MAX_PATHS = 5
 """The most paths on a line of the log."""
 MAX_TASK_CHARACTERS = 40
 """The most characters of a run's task on a line of the log."""
+NARROW_COLUMNS = 100
+"""Below this width, the log has times without year and seconds."""
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would become of each path.")
 
 
@@ -82,7 +85,7 @@ def log(invocation: Invocation, directory: Path, aborted: bool, limit: int | Non
     if invocation.wants_json:
         invocation.put_json({"log": [_json(entry) | {"task": tasks.get(entry.session_id)} for entry in entries]})
     else:
-        put("".join(f"{printable(_log_line(entry, tasks))}\n" for entry in entries).encode())
+        put(_log_text(entries, tasks))
     return 0
 
 
@@ -420,20 +423,48 @@ def _git_place(path: str) -> str | None:
     return None if found is None else "/".join(names[:found])
 
 
-def _log_line(entry: LogEntry, tasks: Mapping[str, str]) -> str:
+def _log_cells(entry: LogEntry, tasks: Mapping[str, str]) -> tuple[str, str, str, str]:
+    """Return number, time, tool and changes of an entry."""
     who = {"baseline": "as it was found", "external": entry.tool or "somebody else"}.get(entry.kind, entry.tool)
     who = f"{who} ({entry.client})" if entry.client else who
     number = "-" if entry.number is None else str(entry.number)
     at = entry.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
     counted = entry.kind == "baseline" or not entry.paths
     paths = plural(len(entry.paths), "path") if counted else _some_paths(entry.paths)
+    if entry.ignored:
+        paths = ", ".join(filter(None, (paths if entry.paths else "", plural(entry.ignored, "ignored path"))))
     names = "".join(f"  [{name}]" for name in entry.names)
     task = tasks.get(entry.session_id)
     run = f"  (run: {one_line(task, MAX_TASK_CHARACTERS)})" if task is not None else ""
     dropped = "  (gc has dropped what came after it)" if entry.apart else ""
-    if entry.ignored:
-        paths = ", ".join(filter(None, (paths if entry.paths else "", plural(entry.ignored, "ignored path"))))
-    return f"{number:>4}  {at}  {one_line(who, 64)}  {paths}{names}{run}{dropped}"
+    return number, at, one_line(who, 64), f"{paths}{names}{run}{dropped}"
+
+
+def _log_text(entries: Sequence[LogEntry], tasks: Mapping[str, str]) -> bytes:
+    """Return the log: a line for each entry or, on a terminal, a table of its width."""
+    if not sys.stdout.isatty():
+        rows = (map(printable, _log_cells(entry, tasks)) for entry in entries)
+        return "".join(f"{number:>4}  {at}  {who}  {what}\n" for number, at, who, what in rows).encode()
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+    is_narrow = console.width < NARROW_COLUMNS
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("at", no_wrap=True)
+    table.add_column("by", max_width=console.width // 4)
+    table.add_column("changed", overflow="fold")
+    session = None
+    for entry in entries:
+        # The task of a run stands beside its newest step.
+        cells = _log_cells(entry, {} if entry.session_id == session else tasks)
+        number, at, who, what = map(printable, cells)
+        session = entry.session_id
+        table.add_row(number, at[len("YYYY-") : -len(":SS")] if is_narrow else at, who, what)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().encode(sys.stdout.encoding, "backslashreplace")
 
 
 def _some_paths(paths: tuple[str, ...]) -> str:

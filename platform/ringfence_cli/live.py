@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import textwrap
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from threading import Timer
+from time import monotonic
 from types import TracebackType
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
+from ringfence.runtime.events import ToolCallStarted, ToolOutput
 from ringfence.runtime.receipts import Outcome, Receipt
 from ringfence_cli.outputs import ErrorStream
 from ringfence_tools.agent_run import RunStats, RunWatcher
@@ -24,6 +31,13 @@ MAX_PLAN_STEPS = 12
 """The most steps of the live plan."""
 MAX_WRITING_LINES, MAX_WRITING_CHARACTERS = 3, 1_000
 """The most characters of a turn that the model still writes."""
+MAX_OUTPUT_LINES, MAX_OUTPUT_CHARACTERS = 5, 4_000
+"""The most that is shown of the output of a running command: its end."""
+SILENT_SECONDS = 1.0
+"""Without a terminal, a call that takes longer has a line of its own when it has run for this time."""
+TURN_COLUMNS = len("turn 100  ")
+MIN_HEAD_COLUMNS = 28
+"""The columns that a call needs before its outcome, if both are on one line."""
 
 STYLES: dict[Outcome, str] = {
     "committed": "green",
@@ -37,6 +51,16 @@ STYLES: dict[Outcome, str] = {
 BOXES = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
 
 
+@dataclass(slots=True)
+class _Running:
+    """A call that has not ended. ``timer`` prints its line where there is no terminal."""
+
+    head: Text
+    began: float
+    output: str = ""
+    timer: Timer | None = None
+
+
 class View(RunWatcher):
     """A watcher that shows what happens on standard error: on a terminal with a live plan below the lines, elsewhere
     as plain lines. A context manager around the run."""
@@ -48,6 +72,7 @@ class View(RunWatcher):
         self._plan: Plan | None = None
         self._running = False
         self._writing, self._writes = "", (0, 0)
+        self._calls: dict[str, _Running] = {}
         terminal = stream.isatty()
         self._console = Console(file=stream, markup=False, emoji=False, highlight=False, soft_wrap=True)
         self._live: Live | None = None
@@ -67,6 +92,10 @@ class View(RunWatcher):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._running = False
+        for running in self._calls.values():
+            if running.timer is not None:
+                running.timer.cancel()
+        self._calls.clear()
         if self._live is not None:
             self._live.stop()
 
@@ -83,13 +112,32 @@ class View(RunWatcher):
 
     def turn(self, event: ModelTurn) -> None:
         self._writing = ""
-        text = _bounded(event.turn.text.strip(), final=not event.turn.tool_calls)
+        text = _bounded(event.turn.text.strip(), self._width, final=not event.turn.tool_calls)
         self._console.print(
             Text(f"turn {event.number}", style="bold").append(f"  {text}" if text else "", style="not bold")
         )
 
+    @property
+    def _width(self) -> int | None:
+        """The columns of the terminal. None without one: lines are then as long as they are."""
+        return self._console.width if self._live is not None else None
+
+    def started(self, event: ToolCallStarted) -> None:
+        running = self._calls[event.call_id] = _Running(_head(event.name, event.arguments), monotonic())
+        if self._live is None:
+            running.timer = Timer(SILENT_SECONDS, lambda: self._console.print(running.head.copy().append(" ...")))
+            running.timer.daemon = True
+            running.timer.start()
+
+    def output(self, event: ToolOutput) -> None:
+        if (running := self._calls.get(event.call_id)) is not None:
+            running.output = (running.output + event.text)[-MAX_OUTPUT_CHARACTERS:]
+
     def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
-        self._console.print(call_text(receipt, self._directory))
+        running = self._calls.pop(receipt.call_id, None)
+        if running is not None and running.timer is not None:
+            running.timer.cancel()
+        self._console.print(call_text(receipt, self._directory, self._width))
         before, self._plan = self._plan, plan
         if self._live is not None or plan is None:
             return
@@ -106,6 +154,10 @@ class View(RunWatcher):
         """Return the lower part of the terminal. A thread of rich calls this several times a second."""
         written = printable(self._writing).strip().split("\n")[-MAX_WRITING_LINES:]
         parts = [Text(f"  {line}", style="italic dim") for line in written if line.strip()]
+        for running in [*self._calls.values()]:
+            parts.append(Text.assemble(running.head, (f"  {clock(monotonic() - running.began)}", "dim")))
+            lines = Text.from_ansi(running.output.replace("\r", "\n")).plain.rstrip().split("\n")
+            parts += [Text(f"    {printable(line)}", style="dim") for line in lines[-MAX_OUTPUT_LINES:] if line.strip()]
         if (plan := self._plan) is not None:
             parts.append(Text(f"plan: {one_line(plan.objective, MAX_REASON_CHARACTERS)}", style="bold"))
             open_at = next((n for n, step in enumerate(plan.steps) if step.status != "done"), len(plan.steps))
@@ -120,11 +172,25 @@ class View(RunWatcher):
         return Group(*parts)
 
 
-def call_text(receipt: Receipt, directory: Path) -> Text:
-    """Return a tool call and its outcome on one line. The call was on the files of `directory`."""
-    text = Text(f"  {one_line(receipt.tool, 64)}", style="bold")
-    text.append(f" {params}" if (params := params_summary(receipt.params)) else "", style="not bold")
-    return text.append(" -> ").append(outcome_words(receipt, directory), style=f"not bold {STYLES[receipt.outcome]}")
+def call_text(receipt: Receipt, directory: Path, width: int | None = None) -> Text:
+    """Return a tool call and its outcome on one line. The call was on the files of `directory`.
+
+    If it is longer than ``width``, the call is cut, and a long outcome has lines of its own.
+    """
+    head, outcome = _head(receipt.tool, receipt.params), outcome_words(receipt, directory)
+    between = " -> "
+    if width is not None and head.cell_len + len(between) + cell_len(outcome) > width:
+        room = width - len(between) - cell_len(outcome)
+        if room < min(head.cell_len, MIN_HEAD_COLUMNS):
+            room, between = width, "\n    -> "
+            outcome = "\n       ".join(textwrap.wrap(outcome, width - 7))
+        head.truncate(room, overflow="ellipsis")
+    return head.append(between).append(outcome, style=f"not bold {STYLES[receipt.outcome]}")
+
+
+def _head(tool: str, params: object) -> Text:
+    text = Text(f"  {one_line(tool, 64)}", style="bold")
+    return text.append(f" {said}" if (said := params_summary(params)) else "", style="not bold")
 
 
 def clock(seconds: float) -> str:
@@ -137,9 +203,14 @@ def _step(step: PlanStep) -> Text:
     return Text(f"  {BOXES[step.status]} {step.step_id}. {one_line(step.title, MAX_REASON_CHARACTERS)}", style=style)
 
 
-def _bounded(text: str, *, final: bool) -> str:
-    """Return a turn's text, cut to a readable length."""
+def _bounded(text: str, width: int | None, *, final: bool) -> str:
+    """Return a turn's text, cut to a readable length and wrapped at ``width``."""
     lines, characters = (MAX_ANSWER_LINES, MAX_ANSWER_CHARACTERS) if final else (MAX_LINES, MAX_CHARACTERS)
     cut = "\n".join(text[:characters].split("\n")[:lines])
     rest = len(text) - len(cut)
-    return printable(cut).replace("\n", "\n  ") + (f" ... ({rest:,} more characters)" if rest > 0 else "")
+    shown = printable(cut)
+    if width is not None:
+        room = width - TURN_COLUMNS
+        lines = (textwrap.wrap(line, room, replace_whitespace=False) or [""] for line in shown.split("\n"))
+        shown = "\n".join(chain.from_iterable(lines))
+    return shown.replace("\n", "\n  ") + (f" ... ({rest:,} more characters)" if rest > 0 else "")

@@ -38,6 +38,8 @@ PATIENCE_SECONDS = 3.0
 """That a process which was interrupted waits for somebody to read what it prints."""
 SILENT_SECONDS, EVERY_SECONDS = 1.0, 0.1
 """After which progress is shown, and how often it is renewed."""
+MAX_DIFF_LINES = 400
+"""The most lines of the diff of a run that a terminal gets."""
 STYLES = {"@": "cyan", "+": "green", "-": "red"}
 CLEARED = "\r\x1b[K"
 
@@ -114,9 +116,9 @@ def _lead_nowhere(descriptor: int) -> None:
     os.close(nowhere)
 
 
-def put_diff(patch: bytes) -> None:
+def put_diff(patch: bytes, whole: str | None = None) -> None:
     """Write a patch to standard output: as it is, or, for a person at a terminal, in colours and with nothing in it
-    that could act on the terminal."""
+    that could act on the terminal. There it is cut after `MAX_DIFF_LINES` if ``whole`` says how to see all of it."""
     if not sys.stdout.isatty():
         put(patch)
         return
@@ -125,9 +127,12 @@ def put_diff(patch: bytes) -> None:
 
     console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False, soft_wrap=True)
     shown = Text()
-    for line in printable(patch.decode("utf-8", "surrogateescape")).splitlines(keepends=True):
+    lines = printable(patch.decode("utf-8", "surrogateescape")).splitlines(keepends=True)
+    for line in lines if whole is None else lines[:MAX_DIFF_LINES]:
         is_header = line.startswith(("diff ", "--- ", "+++ "))
         shown.append(line, "bold" if is_header else STYLES.get(line[:1], ""))
+    if whole is not None and len(lines) > MAX_DIFF_LINES:
+        shown.append(f"[{plural(len(lines) - MAX_DIFF_LINES, 'more line')} of the diff: {whole}]\n", "bold yellow")
     with console.capture() as captured:
         console.print(shown, end="")
     put(captured.get().encode(sys.stdout.encoding, "backslashreplace"))

@@ -307,7 +307,7 @@ def _finish(run: Run, outcome: RunOutcome, errors: ErrorStream, invocation: Invo
     if (patch := run.patch) is not None:
         write(lambda: patch.replace(outcome.patch))
     if not invocation.wants_json and outcome.outcome != "interrupted":
-        write(lambda: put_diff(outcome.patch))
+        write(lambda: put_diff(outcome.patch, _whole_diff(run)))
     if workspace.history is not None:
         outcome.applied = bool(outcome.changes or outcome.ignored)
     elif options.apply:
@@ -336,6 +336,17 @@ def _finish(run: Run, outcome: RunOutcome, errors: ErrorStream, invocation: Invo
         errors.say(f"ringfence: {outcome.error}")
         for path in outcome.conflicts:
             errors.say(f"  {escape_path(path)}")
+
+
+def _whole_diff(run: Run) -> str:
+    """Say where the whole diff of a run is, which a terminal does not get."""
+    if run.options.patch is not None:
+        return f"{run.options.patch} has all"
+    steps = run.task.workspace.own_steps()
+    if not steps or run.task.workspace.history is None:
+        return "--patch FILE saves all"
+    quoted = shlex.quote(str(run.options.directory))
+    return f"`ringfence diff {quoted} {steps[0].number - 1} {steps[-1].number}` shows all"
 
 
 def apply_outcome(outcome: RunOutcome, task: AgentTask, signals: Signals) -> None:

@@ -17,6 +17,7 @@ from ringfence.runtime.events import (
     RenderedTools,
     ToolCallStarted,
     ToolInvoked,
+    ToolOutput,
     ToolSchema,
 )
 from ringfence.runtime.limits import (
@@ -97,6 +98,7 @@ __all__ = [
     "TokenUsage",
     "ToolCallStarted",
     "ToolInvoked",
+    "ToolOutput",
     "ToolSchema",
     "Transaction",
     "TransactionError",

@@ -78,6 +78,18 @@ class ToolCallStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """Published for each piece of output that a command of a running tool call writes, on its handler's thread.
+
+    The event is made only if it has a subscriber.
+    """
+
+    call_id: str
+    text: str
+    """Both streams. Bytes that are not UTF-8 are replaced."""
+
+
+@dataclass(frozen=True, slots=True)
 class ToolInvoked:
     """Published when a tool call has ended, with any outcome.
 
