@@ -82,18 +82,49 @@ def test_the_longest_value_wins_and_a_short_one_is_not_masked() -> None:
     assert known.mask("db://hunter2hunter@host hunter2hunter 1234567") == "[URL] [PASSWORD] 1234567"
 
 
-def test_the_settings_of_a_file_are_masked_but_for_what_is_no_secret() -> None:
+def test_the_settings_of_a_file_are_masked_but_for_comments_and_what_its_sample_has() -> None:
     known = Secrets()
     content = (
-        "# OLD=commented-out-value\nexport A_KEY = 'quoted value # 1' # why\nB=plain-value # why\nC='it\nshort=abc\n"
-        'NODE_ENV=development\nURL="http://localhost:8000/a"\nREGION=eu-west-1\nD=in-the-sample\nE=db://me:pw@localhost/x\n'
+        "# OLD=commented-out-value\nexport A_KEY = 'quoted value # 1' # why\nTOKEN=plain-value # why\nC='it\n"
+        "KEY=short\nD=in-the-sample-1234567\n"
     )
-    known.add_settings(content.encode() + b"F=\xffbroken-bytes\n", public=b"D=in-the-sample\n")
-    masked = known.mask(content.encode() + b"\xffbroken-bytes")
-    assert masked == (
-        b"# OLD=commented-out-value\nexport A_KEY = '[A_KEY]' # why\nB=[B] # why\nC='it\nshort=abc\n"
-        b'NODE_ENV=development\nURL="http://localhost:8000/a"\nREGION=eu-west-1\nD=in-the-sample\nE=[E]\n[F]'
+    known.add_settings(content.encode() + b"PASS=\xffbroken-bytes\n", public=b"D=in-the-sample-1234567\n")
+    assert known.mask(content.encode() + b"\xffbroken-bytes") == (
+        b"# OLD=commented-out-value\nexport A_KEY = '[A_KEY]' # why\nTOKEN=[TOKEN] # why\nC='it\n"
+        b"KEY=short\nD=in-the-sample-1234567\n[PASS]"
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_masked"),
+    [
+        ("NODE_ENV=development", False),
+        ("SECRET_HOST=localhost", False),
+        ("URL=http://localhost:8000/a", False),
+        ("FLASK_APP=application.py", False),
+        ("MODULE=mysite.settings", False),
+        ("SOURCE=/workspace/src", False),
+        ("REGION=eu-central-1", False),
+        ("ZONE=Europe/Berlin", False),
+        ("MODEL=gpt-4o-mini", False),
+        ("BASE=https://api.example.com/v1", False),
+        ("SINCE=2024-01-01", False),
+        ("PASSWORD=mysite.settings", True),
+        ("API_KEY=application", True),
+        ("DB=postgres://me:pw@host/name", True),
+        ("DB=postgres://localhost@host", True),
+        ("NAME=hunter2hunter", True),
+        ("NAME=!!!###$$$", True),
+        ("ID=123e4567-e89b-12d3-a456-426614174000", True),
+        ("STRIPE=sk_live_51H8xABCDEFG", True),
+        ("SLACK=https://slack.example.com/services/T00000000/XXXXXXXXXXXXXXXXXXXX", True),
+    ],
+)
+def test_a_setting_that_is_no_secret_stays_readable(setting: str, is_masked: bool) -> None:
+    known = Secrets()
+    known.add_settings(setting.encode())
+    value = setting.partition("=")[2]
+    assert (known.mask(value) != value) is is_masked
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,13 @@ SHORTEST = 8
 """Characters of a value that is masked. A shorter one stands in too many other words."""
 _NAME = re.compile(r"\s*(?:export\s+)?([A-Za-z_][\w.-]*)\s*")
 _PLAIN = re.compile(
-    r"development|production|postgres(ql)?|[a-z]{2}-[a-z]+-\d|(\w+://)?(localhost|127\.0\.0\.1|0\.0\.0\.0)(:\d+)?(/[^@?]*)?",
-    re.IGNORECASE,
+    r"development|production|postgres(ql)?|(\w+://)?(localhost|127\.0\.0\.1|0\.0\.0\.0)(:\d+)?(/[^@?]*)?", re.IGNORECASE
 )
 """Values that no secret has."""
+_SECRET_NAME = re.compile("key|token|secret|pass|pwd|cred|auth|private|salt|sign|dsn|hook|cookie", re.IGNORECASE)
+_PLAIN_CHARACTERS = re.compile(r"[\w./:, +-]*", re.ASCII)
+_WORD = re.compile("[A-Za-z]{1,15}|[A-Za-z]{0,6}[0-9]{1,4}[A-Za-z]{0,4}")
+"""A part of the name of a module, a path, a region, a date: a project is full of them."""
 _LINE_END = "\r\n"
 _TOO_DEEP = "[left out: it is nested too deeply to be searched for secrets]"
 
@@ -76,10 +79,10 @@ class Secrets:
 
     def add_settings(self, content: bytes, public: bytes = b"") -> None:
         """Mask the values of the lines ``KEY=VALUE`` of a file, but for those that are in ``public``, its published
-        sample, and for words that every project has."""
+        sample, and for words that every project has, unless the key is that of a secret."""
         known = _settings(public).values()
         for name, value in _settings(content).items():
-            if value not in known and not _PLAIN.fullmatch(value):
+            if value not in known and not _is_plain(name, value):
                 self.add(name, value)
 
     def expect_masks(self) -> None:
@@ -216,6 +219,13 @@ def _needle(text: str, mask: str, wraps: bool) -> _Needle:
     between = b"[\r\n]*" if wraps else b""
     pattern = re.compile(between.join(re.escape(data[at : at + 1]) for at in range(len(data))))
     return _Needle(text, data, mask, wraps, pattern)
+
+
+def _is_plain(name: str, value: str) -> bool:
+    """Whether a setting is no secret, by its value, and unless its name is that of a secret."""
+    if _PLAIN.fullmatch(value) or _SECRET_NAME.search(name) or not _PLAIN_CHARACTERS.fullmatch(value):
+        return _PLAIN.fullmatch(value) is not None
+    return all(_WORD.fullmatch(word) for word in re.findall("[A-Za-z0-9]+", value))
 
 
 def _settings(content: bytes) -> dict[str, str]:
