@@ -100,6 +100,9 @@ def test_the_settings_of_a_file_are_masked_but_for_comments_and_what_its_sample_
     [
         ("NODE_ENV=development", False),
         ("SECRET_HOST=localhost", False),
+        ("DB_PASSWORD=password", False),
+        ("PROJECT=my_little_project", False),
+        ("LOGIN=correct-horse-battery", True),
         ("URL=http://localhost:8000/a", False),
         ("FLASK_APP=application.py", False),
         ("MODULE=mysite.settings", False),

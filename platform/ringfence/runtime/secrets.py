@@ -21,10 +21,13 @@ SHORTEST = 8
 """Characters of a value that is masked. A shorter one stands in too many other words."""
 _NAME = re.compile(r"\s*(?:export\s+)?([A-Za-z_][\w.-]*)\s*")
 _PLAIN = re.compile(
-    r"development|production|postgres(ql)?|(\w+://)?(localhost|127\.0\.0\.1|0\.0\.0\.0)(:\d+)?(/[^@?]*)?", re.IGNORECASE
+    "development|production|password|username|database|changeme|postgres(ql)?"
+    r"|(\w+://)?(localhost|127\.0\.0\.1|0\.0\.0\.0)(:\d+)?(/[^@?]*)?",
+    re.IGNORECASE,
 )
-"""Values that no secret has."""
+"""Values that no secret has, or that everybody knows."""
 _SECRET_NAME = re.compile("key|token|secret|pass|pwd|cred|auth|private|salt|sign|dsn|hook|cookie", re.IGNORECASE)
+_PHRASE = re.compile("[A-Za-z]+([- ][A-Za-z]+){2,}")
 _PLAIN_CHARACTERS = re.compile(r"[\w./:, +-]*", re.ASCII)
 _WORD = re.compile("[A-Za-z]{1,15}|[A-Za-z]{0,6}[0-9]{1,4}[A-Za-z]{0,4}")
 """A part of the name of a module, a path, a region, a date: a project is full of them."""
@@ -56,6 +59,7 @@ class Secrets:
         self.shown: frozenset[str] = frozenset()
         """The masks that have taken the place of a value somewhere."""
         self._needles: tuple[_Needle, ...] = ()
+        self._values: set[str] = set()
         self.give(variables or {})
 
     def __bool__(self) -> bool:
@@ -72,6 +76,9 @@ class Secrets:
 
     def add(self, name: str, value: str) -> None:
         """Mask one more value. One of fewer than 8 characters is ignored."""
+        if value in self._values:
+            return
+        self._values.add(value)
         known = {needle.text for needle in self._needles}
         found = {text: wraps for text, wraps in _forms(value) if len(text) >= SHORTEST and text not in known}
         added = [_needle(text, f"[{name}]", wraps) for text, wraps in found.items()]
@@ -223,8 +230,10 @@ def _needle(text: str, mask: str, wraps: bool) -> _Needle:
 
 def _is_plain(name: str, value: str) -> bool:
     """Whether a setting is no secret, by its value, and unless its name is that of a secret."""
-    if _PLAIN.fullmatch(value) or _SECRET_NAME.search(name) or not _PLAIN_CHARACTERS.fullmatch(value):
-        return _PLAIN.fullmatch(value) is not None
+    if _PLAIN.fullmatch(value):
+        return True
+    if _SECRET_NAME.search(name) or _PHRASE.fullmatch(value) or not _PLAIN_CHARACTERS.fullmatch(value):
+        return False
     return all(_WORD.fullmatch(word) for word in re.findall("[A-Za-z0-9]+", value))
 
 
