@@ -338,7 +338,8 @@ class PodmanSandbox:
         finally:
             watch.stop()
             for stream in STREAMS if masked else ():
-                show(stream, masked[stream].end())
+                if held := masked[stream].end():
+                    show(stream, held)
             output.close()
         if watch.reason:
             failure = watch.reason

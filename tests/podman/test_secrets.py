@@ -14,12 +14,16 @@ import pytest
 from command_line import ringfence_text
 from real_git import git_bytes, objects_of
 
-from ringfence.runtime import Cancellation, Session
+from ringfence import Prompt, PromptTemplate
+from ringfence.adapters import ToolExecutor
+from ringfence.runtime import Cancellation, Session, ToolCallStarted, ToolInvoked
+from ringfence.runtime.events import ToolOutput
 from ringfence_cli.resume import record_of
 from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.workspaces import open_workspace
 from ringfence_sandbox import PodmanSandbox, ShellEnvironment, store_directory
 from ringfence_sandbox.container.podman_connection import OwnService
+from ringfence_tools import PodmanSandboxSection
 from ringfence_tools.place import Place
 
 pytestmark = pytest.mark.usefixtures("podman", "limits_hold")
@@ -94,14 +98,19 @@ def test_a_service_of_our_own_gets_no_variable_that_podman_does_not_read(monkeyp
     assert not any(TOKEN.encode() in environment for environment in environments)
 
 
-def test_a_section_gives_its_secrets_to_its_session(tmp_path: Path) -> None:
-    from ringfence_tools import PodmanSandboxSection
-
-    session = Session()
+def test_a_section_gives_its_secrets_to_its_session_and_output_is_masked_as_it_comes(tmp_path: Path) -> None:
+    session, events = Session(), list[object]()
+    for kind in (ToolOutput, ToolCallStarted, ToolInvoked):
+        session.dispatcher.subscribe(kind, events.append)
     with PodmanSandboxSection(session=session, root=tmp_path, secrets={"TOKEN": TOKEN}) as section:
-        assert session.secrets is not None
-        assert session.secrets.mask(TOKEN) == "[TOKEN]"
-        assert "$TOKEN" in section.render_body(None, visibility=None, path=(), session=session)  # pyright: ignore[reportArgumentType]
+        prompt = Prompt(PromptTemplate(ns="tests", key="secrets", sections=[section]))
+        assert "$TOKEN" in prompt.render(session=session).text
+        with prompt.resources:
+            command = "printf %.9s $TOKEN; sleep 0.2; printf %s ${TOKEN#?????????}"
+            assert ToolExecutor(prompt=prompt, session=session).call("shell_execute", {"command": command}).success
+    output = [event for event in events if isinstance(event, ToolOutput)]
+    assert "[TOKEN]" in repr(output)
+    assert TOKEN[:9] not in repr(events)
 
 
 TURNS = (
