@@ -261,6 +261,31 @@ def test_a_handler_gets_the_files_as_they_are_and_its_message_is_masked() -> Non
     assert World(Tool.wrap(check)).call("check").message.startswith("it is a = 1\nkey = '[TOKEN]'")
 
 
+@dataclass(frozen=True)
+class Odd:
+    text: str
+
+    def __copy__(self) -> Odd:
+        raise RuntimeError("there is one of it")
+
+
+@pytest.mark.parametrize("odd", [Odd(TOKEN), Odd("nothing"), "deep"])
+def test_a_value_that_cannot_be_masked_is_left_out(odd: object) -> None:
+    value: list[Any] = [odd]
+    for _ in range(100_000 if odd == "deep" else 1):
+        value = [value, TOKEN]
+
+    def give(params: None, *, context: ToolContext) -> ToolResult[list[Any]]:
+        """Give it."""
+        return ToolResult.ok(value)
+
+    world = World(Tool.wrap(give))
+    with world.prompt.resources:
+        ended = world.executor.execute("give", {})
+    assert TOKEN not in ended.text
+    assert len(world.session[Receipt].all()) == 1
+
+
 def test_a_name_of_a_file_is_masked_in_the_receipt() -> None:
     def make(params: None, *, context: ToolContext) -> ToolResult[None]:
         """Make a file."""

@@ -32,7 +32,7 @@ _PLAIN_CHARACTERS = re.compile(r"[\w./:, +-]*", re.ASCII)
 _WORD = re.compile("[A-Za-z]{1,15}|[A-Za-z]{0,6}[0-9]{1,4}[A-Za-z]{0,4}")
 """A part of the name of a module, a path, a region, a date: a project is full of them."""
 _LINE_END = "\r\n"
-_TOO_DEEP = "[left out: it is nested too deeply to be searched for secrets]"
+_LEFT_OUT = "[left out: it could not be searched for secrets]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,7 @@ class Secrets:
 
         The very value is returned if there is none in it. Other objects are returned as they are.
         """
-        if not self._needles:
-            return value
-        try:
-            return self._mask(value)
-        except RecursionError:
-            return cast("Any", _TOO_DEEP)
+        return self._mask(value) if self._needles else value
 
     def masks_in(self, value: object) -> list[str]:
         """Return the masks in a value that have been shown, and those of the secrets in it."""
@@ -137,6 +132,12 @@ class Secrets:
         return cut
 
     def _mask(self, value: Any) -> Any:
+        try:
+            return self._mask_parts(value)
+        except Exception:  # it is nested too deeply, or its class does not let it be copied
+            return _LEFT_OUT
+
+    def _mask_parts(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._mask_text(value)
         if isinstance(value, bytes | bytearray):
