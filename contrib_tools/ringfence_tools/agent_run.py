@@ -34,7 +34,7 @@ from ringfence_tools.attention import Attention, attention
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.planning import Plan, PlanningStrategy, PlanningToolsSection
 from ringfence_tools.printable import one_line, patch_json, plural
-from ringfence_tools.run_workspace import ProtectedPathsPolicy, RunWorkspace
+from ringfence_tools.run_workspace import RunWorkspace, own_policies
 
 Outcome = Literal[
     "done", "failed", "not_started", "busy", "provider_failed", "no_sandbox", "limit_reached", "interrupted"
@@ -350,7 +350,7 @@ def _prompt(task: AgentTask, session: Session) -> Prompt[None]:
             task.workspace.section(session),
             *(make(session) for make in task.sections),
         ],
-        policies=[ProtectedPathsPolicy(task.workspace), *task.policies],
+        policies=[*own_policies(task.workspace), *task.policies],
     )
     return Prompt(template)
 

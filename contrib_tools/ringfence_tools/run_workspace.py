@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import stat
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.diff import patch_of
+from ringfence.filesystem.hidden import HiddenFiles, HidesFiles
 from ringfence.filesystem.ignored import IGNORE_FILE, IgnoredPaths
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import (
@@ -25,6 +27,7 @@ from ringfence.filesystem.paths import (
 )
 from ringfence.filesystem.protocol import Filesystem, GlobMatch
 from ringfence.participants import Change, Step
+from ringfence.prompt.effects import HiddenFilesPolicy
 from ringfence.prompt.policy import BasePolicy, PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Itself, Tool, ToolContext
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 30
 GIT = ".git"
+HIDDEN = "hidden: no tool and no command can read or change it, unless --no-hide is given"
+_MAGIC, _ESCAPED = r"([*?\[\]{}\\])", r"\\\1"
 
 
 class RunWorkspace(Protocol):
@@ -110,12 +115,15 @@ def protect_path(workspace: RunWorkspace, file: Path, reason: str) -> None:
 class MemoryWorkspace:
     """A copy of a directory's files in memory. The directory changes only by `apply`."""
 
-    def __init__(self, directory: Path, *, store: Path | None = None) -> None:
-        """``store`` keeps the history of what is applied. ValueError: a directory that cannot be loaded, or is too
-        large."""
+    def __init__(self, directory: Path, *, store: Path | None = None, hide: HiddenFiles | None = None) -> None:
+        """``store`` keeps the history of what is applied. ``hide`` is the rule by which files are left out as hidden.
+
+        Raises ValueError for a directory that cannot be loaded, or is too large.
+        """
         check_names_are_utf8()
         self.directory = directory
         self._store = store
+        self._hide = hide
         try:  # held, so that no other directory can come to have its number
             self._copied = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -129,7 +137,12 @@ class MemoryWorkspace:
                 "name a smaller directory in it"
             )
         # A path, so that no name can be taken for a URL.
-        mount = HostMount(os.path.abspath(directory), exclude_glob=(GIT,), max_bytes=MAX_BYTES)
+        with HostFilesystem(directory, read_only=True, hide=hide) as view:
+            hidden = view.hidden_paths
+            if view.hidden is not None:
+                self.filesystem.hide(view.hidden, hidden)
+        unwanted = (GIT, *(f"/{re.sub(_MAGIC, _ESCAPED, path)}" for path in hidden))
+        mount = HostMount(os.path.abspath(directory), exclude_glob=unwanted, max_bytes=MAX_BYTES)
         try:
             (preview,) = mount_all(self.filesystem, [mount])
         except ToolValidationError as error:
@@ -138,6 +151,7 @@ class MemoryWorkspace:
         """What of the directory is not here, and why; paths are relative to it."""
         if os.path.lexists(directory / GIT):
             self.left_out = (LeftOut(GIT, "git's own data: an agent works on the files"), *preview.left_out)
+        self.left_out = (*(LeftOut(path, HIDDEN) for path in hidden), *self.left_out)
         self.refused: Mapping[str, str] = {left.path: left.reason for left in self.left_out}
         self.mount_point = os.path.abspath(directory)
         self.is_part = ""
@@ -193,7 +207,9 @@ class MemoryWorkspace:
             is_there = False
         if not is_there:
             raise ValueError(f"{escape_path(str(self.directory))} is not the directory any more that was copied")
-        step = write_back(self.filesystem, self.directory, changes, session=self._session, store=self._store)
+        step = write_back(
+            self.filesystem, self.directory, changes, session=self._session, store=self._store, hide=self._hide
+        )
         self._steps = () if step is None else (step,)
 
     def close(self) -> None:
@@ -204,14 +220,24 @@ class DiskWorkspace:
     """A workspace on disk for the length of a task."""
 
     def __init__(
-        self, directory: Path, *, store: Path | None = None, progress: Callable[[int], None] | None = None
+        self,
+        directory: Path,
+        *,
+        store: Path | None = None,
+        hide: HiddenFiles | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Raises what `Workspace.open` does."""
+        """``store`` and ``hide`` are as for `Workspace.open`, which says what is raised."""
         self.directory = directory
-        self.history = Workspace.open(directory, store=store, progress=progress)
+        self.history = Workspace.open(directory, store=store, hide=hide, progress=progress)
         self.mount_point = self.history.root
         self.left_out: Sequence[LeftOut] = [
-            LeftOut(path, f"{reason}: its content before the first change is not in the history")
+            LeftOut(
+                path,
+                HIDDEN
+                if reason == "hidden"
+                else f"{reason}: its content before the first change is not in the history",
+            )
             for path, reason in sorted(self.history.left_out.items())
         ]
         self.refused: Mapping[str, str] = {}
@@ -270,6 +296,8 @@ class DiskWorkspace:
         unclear = self.history.unclear_since(self.start)
         beside = {path: f"{reason}: what became of it is not in the patch" for path, reason in unclear.items()}
         for path, reason in self.history.left_out_since.items():
+            if reason == "hidden":  # no call changes it
+                continue
             beside[path] = f"{reason}: what commands did to it is not in the history, nor in the patch"
         return [LeftOut(path, reason) for path, reason in sorted(beside.items()) if path not in self.refused]
 
@@ -324,6 +352,12 @@ class DiskWorkspace:
                 self.sandbox.close()
         finally:
             self.history.close()
+
+
+def own_policies(workspace: RunWorkspace) -> list[BasePolicy]:
+    """The policies that hold for every tool over a workspace."""
+    hidden = isinstance(workspace.filesystem, HidesFiles) and workspace.filesystem.hidden is not None
+    return [ProtectedPathsPolicy(workspace), *([HiddenFilesPolicy()] if hidden else [])]
 
 
 class ProtectedPathsPolicy(BasePolicy):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from ringfence.errors import WorkspaceConflictError
+from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change, Step
 from ringfence.runtime.session import Session
@@ -27,13 +28,14 @@ def write_back(
     *,
     session: Session | None = None,
     store: str | os.PathLike[str] | None = None,
+    hide: HiddenFiles | None = None,
 ) -> Step | None:
     """Write the paths in `changes` from `filesystem` to the directory `root`, in one transaction.
 
     `changes` is ``filesystem.changes(since)``, where ``since`` is the state in which `root` was mounted. It is one
     step of the workspace on disk, which ``undo`` reverses and which opening recovers after a crash. A new path has the
     permission bits of the workspace less the umask. ``session`` is the one that the step bears, and
-    ``store`` where the history is, as for `Workspace.open`.
+    ``store`` where the history is, and ``hide`` the rule by which files are hidden, as for `Workspace.open`.
 
     Raises:
         WorkspaceConflictError: a path on disk is not what it was when it was mounted; nothing was written.
@@ -48,7 +50,7 @@ def write_back(
             raise ValueError(f"{change.path!r} is not a path of something in a workspace")
     if not changes:
         return None
-    with Workspace.open(root, store=store) as workspace:
+    with Workspace.open(root, store=store, hide=hide) as workspace:
         disk = workspace.filesystem
         try:
             with workspace.transaction("apply", session=session):

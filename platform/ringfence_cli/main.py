@@ -29,6 +29,8 @@ from ringfence_cli.options import (
     Invocation,
     NotStartedError,
     container,
+    hidden_of,
+    hiding,
     place_of,
     seconds,
 )
@@ -110,6 +112,7 @@ def ringfence() -> None:
 @SECTION
 @POLICY
 @WITH_IGNORED
+@hiding
 @click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors.")
 @click.option("--json", "as_json", is_flag=True, expose_value=False, help="Print one JSON object instead of the diff.")
 @click.pass_obj
@@ -153,6 +156,7 @@ def run(invocation: Invocation, **given: Any) -> int:
 @RECEIPTS
 @SECTION
 @POLICY
+@hiding
 @click.option("--read-only", is_flag=True, help="Offer only the tools that change nothing.")
 @click.option(
     "--max-answer",
@@ -170,6 +174,8 @@ def serve(
     receipts: Path | None,
     sections: tuple[str, ...],
     policies: tuple[str, ...],
+    hidden_globs: tuple[str, ...],
+    no_hide: bool,
     read_only: bool,
     max_answer: int | None,
     **given: Any,
@@ -184,7 +190,16 @@ def serve(
         from ringfence_cli.serve.command import ServeOptions, serve
 
         options = ServeOptions(
-            directory, place_of(workspace, given), http, allow_host, receipts, read_only, policies, sections, max_answer
+            directory,
+            place_of(workspace, given),
+            http,
+            allow_host,
+            receipts,
+            read_only,
+            hidden_of(hidden_globs, no_hide),
+            policies,
+            sections,
+            max_answer,
         )
         return serve(options, invocation.signals)
     except ModuleNotFoundError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from ringfence.filesystem.hidden import HiddenFiles
     from ringfence_cli.signals import Signals
     from ringfence_tools.place import Place, WorkspaceKind
 
@@ -191,6 +192,17 @@ POLICY = click.option(
     "policy of your own; may be given several times. A GLOB with a / (/src, docs/*.md) is from the root of DIR, one "
     "without (*.md) for names at any depth; what matches takes along all that is below it.",
 )
+_HIDING = (
+    click.option(
+        "--hide",
+        "hidden_globs",
+        multiple=True,
+        metavar="GLOB",
+        help="Hide files from tools and commands, besides .env, .env.*, id_rsa and the like, and private keys in *.pem "
+        "and *.key; may be given several times.",
+    ),
+    click.option("--no-hide", is_flag=True, help="Hide no files but those of --hide."),
+)
 IMAGE = click.option(
     "--image",
     metavar="NAME",
@@ -244,6 +256,29 @@ def container(command: CommandT) -> CommandT:
     for option in reversed(_CONTAINER):
         command = option(command)
     return command
+
+
+def hiding(command: CommandT) -> CommandT:
+    """Give a command the options of hidden files; `hidden_of` takes their values."""
+    for option in reversed(_HIDING):
+        command = option(command)
+    return command
+
+
+def hidden_of(hidden_globs: Sequence[str], no_hide: bool, *, remembered: bool = False) -> HiddenFiles | None:
+    """Return the rule by which files are hidden; None for that which the store remembers.
+
+    Raises click.BadParameter for a bad pattern.
+    """
+    from ringfence.errors import PromptValidationError
+    from ringfence.filesystem.hidden import HiddenFiles
+
+    if remembered and not hidden_globs and not no_hide:
+        return None
+    try:
+        return HiddenFiles(hidden_globs, usual=not no_hide)
+    except PromptValidationError as error:
+        raise click.BadParameter(str(error), param_hint="'--hide'") from None
 
 
 def place_of(workspace: WorkspaceKind | None, given: Mapping[str, Any]) -> Place:

@@ -19,6 +19,7 @@ from ringfence.errors import PromptValidationError
 from ringfence.failures import describe_error
 from ringfence.filesystem.diff import moved
 from ringfence.filesystem.edits import read_host_text
+from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import display_path, escape_path
 from ringfence.runtime.limits import utc_now
 from ringfence.runtime.secrets import Secrets, masked_logs
@@ -26,7 +27,7 @@ from ringfence.runtime.session import Session
 from ringfence_cli.history import recovery
 from ringfence_cli.limits import RunLimits, absolute_code, absolute_policy
 from ringfence_cli.models import model_of
-from ringfence_cli.options import BusyError, Invocation, place_of
+from ringfence_cli.options import BusyError, Invocation, hidden_of, place_of
 from ringfence_cli.outputs import (
     MAX_LISTED,
     ErrorStream,
@@ -82,14 +83,17 @@ class RunOptions:
     sections: tuple[str, ...]
     policies: tuple[str, ...]
     with_ignored: bool
+    hide: HiddenFiles | None
     quiet: bool
     container: Mapping[str, Any]
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> RunOptions:
+        given = {**given}
+        hide = hidden_of(given.pop("hidden_globs"), given.pop("no_hide"), remembered=given["resume"])
         names = cls.__dataclass_fields__.keys() & given.keys()
         container = {name: value for name, value in given.items() if name not in names}
-        return cls(**{name: given[name] for name in names}, container=container)
+        return cls(**{name: given[name] for name in names}, hide=hide, container=container)
 
     def files_read(self) -> Iterator[tuple[str, Path]]:
         """The files that the run reads, by the option that names each."""
@@ -192,9 +196,9 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
     if is_copy:
         for line in recovered_before_copy(directory, quiet=options.quiet):
             errors.say(line)
-        workspace: RunWorkspace = in_memory(directory)
+        workspace: RunWorkspace = in_memory(directory, options.hide)
     else:
-        workspace = disk = stack.enter_context(closing(on_disk(directory, quiet=options.quiet)))
+        workspace = disk = stack.enter_context(closing(on_disk(directory, hide=options.hide, quiet=options.quiet)))
         # No other process can begin or end a run here from now on.
         if options.resume and text and is_interrupted(directory, text) != is_resumed:
             raise BusyError(f"meanwhile another process has begun or ended a run in {directory}: repeat the command")

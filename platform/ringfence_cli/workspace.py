@@ -11,6 +11,7 @@ import click
 
 from ringfence.errors import RestoreFailedError, WorkspaceLockedError
 from ringfence.failures import describe_error
+from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.runtime.limits import Cancellation
 from ringfence_cli.history import recovery
 from ringfence_cli.options import BusyError, NotStartedError
@@ -24,10 +25,11 @@ def on_disk(
     directory: Path,
     place: Place = Place(),  # noqa: B008  # frozen
     *,
+    hide: HiddenFiles | None = None,
     quiet: bool = False,
     cancellation: Cancellation | None = None,
 ) -> DiskWorkspace:
-    """Open a workspace on disk, with commands if that is its place.
+    """Open a workspace on disk, with commands if that is its place. ``hide`` is as for `Workspace.open`.
 
     Raises:
         NotStartedError: it cannot be opened.
@@ -41,7 +43,7 @@ def on_disk(
                     cancellation.check()
                 show(files)
 
-            workspace = DiskWorkspace(directory, progress=progress)
+            workspace = DiskWorkspace(directory, hide=hide, progress=progress)
     except WorkspaceLockedError as error:
         raise BusyError(str(error)) from None
     except RestoreFailedError as error:
@@ -57,9 +59,9 @@ def on_disk(
     return workspace
 
 
-def in_memory(directory: Path) -> MemoryWorkspace:
+def in_memory(directory: Path, hide: HiddenFiles | None = None) -> MemoryWorkspace:
     try:
-        return MemoryWorkspace(directory)
+        return MemoryWorkspace(directory, hide=hide)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'DIR'") from None
 

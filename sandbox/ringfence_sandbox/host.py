@@ -64,7 +64,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from ringfence.filesystem.hidden import HiddenFiles
     from ringfence.runtime.receipts import Receipt
+    from ringfence_sandbox.disk.hidden_tree import HiddenTree
     from ringfence_sandbox.scan.scan import ScanLimits
 
 Durability = Literal["process", "power"]
@@ -98,6 +100,7 @@ class HostFilesystem(Transactional):
         read_only: bool = False,
         only_this_host: bool = False,
         patience_seconds: float = LOCK_PATIENCE_SECONDS,
+        hide: HiddenFiles | None = None,
         history: History | None = None,
         before: Before = nothing_before,
         can: Abilities | None = None,
@@ -106,6 +109,8 @@ class HostFilesystem(Transactional):
 
         ``limits`` bound what scans around opaque calls take in. ``only_this_host`` says that no other host opens the
         workspace, which is asked for where hosts do not see each other's locks (NFS, 9p, virtiofs, FUSE, CIFS).
+        ``hide`` is the rule by which files are hidden from tools and commands, and kept out of the store. The store
+        remembers it: left out, it is the last one. An empty one hides nothing.
         ``history`` gets every call that changed files, at its commit. ``before`` is called with a name before every
         system call that changes something; ``can`` is what the kernel may be asked for. Tests use both.
 
@@ -131,6 +136,7 @@ class HostFilesystem(Transactional):
             limits=limits,
             only_this_host=only_this_host or said_only_this_host(),
             patience_seconds=patience_seconds,
+            hide=hide,
         )
         self._work_on(opened, Share(opened), limits, None)
 
@@ -171,7 +177,8 @@ class HostFilesystem(Transactional):
         self._files: Confined = opened.files
         self._core = opened.core
         self._changes = HostWrites(opened.core, opened.can)
-        self._listing = Listing(opened.files)
+        self._hidden: HiddenTree | None = opened.hidden
+        self._listing = Listing(opened.files, opened.hidden)
 
     def __repr__(self) -> str:
         return f"the workspace {self._opened.root}"
@@ -225,6 +232,25 @@ class HostFilesystem(Transactional):
         return self._opened.read_only
 
     @property
+    def hidden(self) -> HiddenFiles | None:
+        """The rule by which files are hidden. None: none are."""
+        return None if self._hidden is None else self._hidden.rule
+
+    @property
+    def hidden_tree(self) -> HiddenTree | None:
+        """What is hidden, for scans and containers."""
+        return self._hidden
+
+    @property
+    def hidden_paths(self) -> Sequence[str]:
+        """What is hidden and there now. A hidden directory stands for all that is below it."""
+        return () if self._hidden is None else tuple(self._hidden.paths)
+
+    def hides(self, path: str) -> bool:
+        """Whether a normal path is hidden, or would be if it existed."""
+        return self._hidden is not None and self._hidden.hides(path)
+
+    @property
     def has_uncommitted(self) -> bool:
         """Whether a call that is running has changed anything."""
         return self._core.has_deeds
@@ -246,7 +272,10 @@ class HostFilesystem(Transactional):
 
     def content_hash(self, path: str) -> str:
         normal = normalise(path)
-        place = self._file(normal).place
+        file = self._file(normal)
+        if self._hidden is not None:
+            self._hidden.check(normal, file)
+        place = file.place
         with self._files.parent(place) as (directory, name):
             try:
                 descriptor, found = open_file(directory, name, normal)
@@ -299,6 +328,8 @@ class HostFilesystem(Transactional):
         normal = normalise(path)
         itself = self._itself(normal)
         led_to = self._existing(normal) if itself.is_link else itself
+        if self._hidden is not None:
+            self._hidden.check(normal, led_to)
         found = led_to.stat
         assert found is not None
         with self._files.parent(led_to.place) as (directory, name):
@@ -319,6 +350,8 @@ class HostFilesystem(Transactional):
         found = self._existing(normal)
         if not found.is_directory:
             raise os_error(errno.ENOTDIR, normal)
+        if self._hidden is not None:
+            self._hidden.check(normal, found)
         return self._listing.entries(found.place, _prefix(normal))
 
     def glob(self, pattern: str, *, path: str = "") -> Sequence[GlobMatch]:
@@ -327,6 +360,8 @@ class HostFilesystem(Transactional):
         if not top.is_directory:
             compiled_glob(pattern)  # a bad pattern is an error here too
             return []
+        if self._hidden is not None:
+            self._hidden.check(normal, top)
         return glob_below(pattern, self._listing, top.place, _prefix(normal))
 
     def grep(
@@ -342,6 +377,8 @@ class HostFilesystem(Transactional):
         if (kept := self._kept_output(normal)) is not None:
             return grep_files(iter([(normal, kept[0])]), pattern, literal=literal, max_matches=max_matches)
         top = self._existing(normal)
+        if self._hidden is not None:
+            self._hidden.check(normal, top)
         if top.is_directory:
             prefix = _prefix(normal)
             wanted = None if glob is None else path_filter(glob)
@@ -376,6 +413,7 @@ class HostFilesystem(Transactional):
             content = bytes(memoryview(content))
         with self.lock.mutex:
             self._admit()
+            self._check_change(normal, content)
             self._changes.write(normal, content, mode, create_parents)
         return WriteResult(normal, len(content), mode)
 
@@ -392,12 +430,14 @@ class HostFilesystem(Transactional):
             raise PermissionError(errno.EPERM, "the root cannot be deleted", path)
         with self.lock.mutex:
             self._admit()
+            self._check_change(normal, follow=False)
             self._changes.delete(normal, recursive)
 
     def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
         normal = normalise(path)
         with self.lock.mutex:
             self._admit()
+            self._check_change(normal, follow=False)
             self._changes.mkdir(normal, parents, exist_ok)
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
@@ -406,6 +446,7 @@ class HostFilesystem(Transactional):
             raise PermissionError(errno.EPERM, "the root cannot be moved or replaced", "")
         with self.lock.mutex:
             self._admit()
+            self._check_move(old, new)
             self._changes.move(old, new, overwrite)
 
     def chmod(self, path: str, mode: int) -> None:
@@ -413,6 +454,7 @@ class HostFilesystem(Transactional):
         normal = normalise(path)
         with self.lock.mutex:
             self._admit()
+            self._check_change(normal)
             self._changes.chmod(normal, mode)
 
     def symlink(self, path: str, target: str) -> None:
@@ -420,6 +462,7 @@ class HostFilesystem(Transactional):
         normal = normalise(path)
         with self.lock.mutex:
             self._admit()
+            self._check_change(normal, follow=False)
             self._changes.symlink(normal, target)
 
     @contextmanager
@@ -506,6 +549,14 @@ class HostFilesystem(Transactional):
         self._share.check_open()
         self.lock.check_access(self, self._current_call())
 
+    def _check_change(self, normal: str, content: bytes = b"", *, follow: bool = True) -> None:
+        if self._hidden is not None:
+            self._hidden.check_change(normal, self._files.find(normal, follow=follow), content)
+
+    def _check_move(self, old: str, new: str) -> None:
+        self._check_change(old, follow=False)
+        self._check_change(new, follow=False)
+
     def _current_call(self) -> CallInfo | None:
         current = CURRENT_CALL.get()
         own = self._call
@@ -539,12 +590,19 @@ class HostFilesystem(Transactional):
             except OSError:  # a link is on the way, or the careful look says what is wrong
                 pass
             else:
+                self._check_shown(normal, normal, found, content)
                 return normal, content, found
         place = self._file(normal).place
         try:
-            return place, *self._files.read_file(place)
+            content, found = self._files.read_file(place)
         except OSError as error:
             raise relinked(place, error) from None
+        self._check_shown(normal, place, found, content)
+        return place, content, found
+
+    def _check_shown(self, normal: str, place: str, found: os.stat_result, content: bytes) -> None:
+        if self._hidden is not None:
+            self._hidden.check(normal, Found(place, found), content)
 
     def _kept_output(self, normal: str) -> tuple[bytes, os.stat_result] | None:
         return None if self._opened.outputs is None else self._opened.outputs.read(normal)

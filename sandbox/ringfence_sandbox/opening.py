@@ -16,6 +16,7 @@ from ringfence_sandbox.calls.history import History
 from ringfence_sandbox.calls.journal import Journal
 from ringfence_sandbox.calls.recovery import STAMP, Recovered, Recovery
 from ringfence_sandbox.disk.confined import Confined
+from ringfence_sandbox.disk.hidden_tree import HiddenTree, rule_of
 from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, Before, Renames, abilities
 from ringfence_sandbox.disk.locking import RootLock, check_locks
 from ringfence_sandbox.disk.outputs import KeptOutputs
@@ -24,6 +25,7 @@ from ringfence_sandbox.moved_roots import record_root
 from ringfence_sandbox.store.store_format import check_format, note_format
 
 if TYPE_CHECKING:
+    from ringfence.filesystem.hidden import HiddenFiles
     from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
     from ringfence_sandbox.scan.scan import ScanLimits
     from ringfence_sandbox.steps.step_history import StepHistory
@@ -45,6 +47,7 @@ class Opened:
         limits: ScanLimits | None,
         only_this_host: bool,
         patience_seconds: float,
+        hide: HiddenFiles | None,
     ) -> None:
         check_names_are_utf8()
         self.root = os.path.realpath(root)
@@ -70,7 +73,11 @@ class Opened:
         self._closed = False
         try:
             self.files = Confined(self._descriptor, self.can)
+            self.hidden: HiddenTree | None = None
             kept = "" if read_only else self._open_to_change(store or store_of(self.root), only_this_host)
+            place = self.store or (store or store_of(self.root))
+            if rule := rule_of(place, hide, writable=not read_only):
+                self.hidden = HiddenTree(self.files, rule)
             self.core = Core(
                 self.files,
                 self.can,
@@ -137,6 +144,7 @@ class Opened:
         history = self._history if isinstance(self._history, StepHistory) else self._own_history
         if history is None:
             history = self._own_history = self._made_history()
+            history.hidden = self.hidden
         stamp = OwnerStamp(os.path.join(self.store, STAMP), sync=self._power)
         brackets = Brackets(self.files, history, power=self._power)
         return OpaqueCalls(self.files, Renames(self.can, self._before), brackets, stamp, self._before)

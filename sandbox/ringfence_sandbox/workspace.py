@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from ringfence.filesystem.hidden import HiddenFiles
     from ringfence_sandbox.calls.recovery import Recovered
 
 
@@ -124,6 +125,7 @@ class Workspace:
         durability: Durability = "process",
         read_only: bool = False,
         only_this_host: bool = False,
+        hide: HiddenFiles | None = None,
         progress: Progress | None = None,
         before: Before = nothing_before,
     ) -> Workspace:
@@ -133,8 +135,9 @@ class Workspace:
         ``store`` is the directory outside of the root that keeps its history; by default one that the root's real
         path leads to. Of another one only who names it knows: the commands, and copies of the root into memory, take
         what a killed call has left half done for the files as they are. ``only_this_host`` is as for
-        `HostFilesystem`. ``progress`` is called now and then with the number of files read so far: the first
-        opening reads all of them. ``before`` is for tests: it is called before every system call that changes the tree.
+        `HostFilesystem`, and so is ``hide``, the rule by which files are hidden. ``progress`` is called now and then
+        with the number of files read so far: the first opening reads all of them. ``before`` is for tests: it is
+        called before every system call that changes the tree.
 
         Raises:
             WorkspaceLockedError: another opener has it; it is named.
@@ -149,7 +152,7 @@ class Workspace:
         place = os.fspath(store) if store is not None else store_of(real)
         _check_directory(real)
         if read_only:
-            return cls._looking(real, place)
+            return cls._looking(real, place, hide)
         if not os.path.exists(os.path.join(place, FOLDER)):
             forget_temporary_stores()
             mark_temporary_store(real, place)
@@ -168,9 +171,11 @@ class Workspace:
                 limits=limits,
                 durability=durability,
                 only_this_host=only_this_host,
+                hide=hide,
                 history=history,
                 before=before,
             )
+            history.hidden = filesystem.hidden_tree
             filesystem.when_closed(history.close)
             opened.callback(filesystem.close)
             workspace = cls(filesystem, history.store, history)
@@ -186,9 +191,9 @@ class Workspace:
         self._left_out_first, self._tip_first = self._left_out(), self._store.tip
 
     @classmethod
-    def _looking(cls, root: str, place: str) -> Workspace:
+    def _looking(cls, root: str, place: str, hide: HiddenFiles | None) -> Workspace:
         check_format(place)
-        filesystem = HostFilesystem(root, read_only=True)
+        filesystem = HostFilesystem(root, store=place, read_only=True, hide=hide)
         try:
             store = Store.open(os.path.join(place, FOLDER), writable=False)
             if store.tip is None:  # its first opener did not come to an end

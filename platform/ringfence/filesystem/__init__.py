@@ -1,5 +1,6 @@
 """Filesystems: the protocol, the values that its methods return, and the filesystem in memory."""
 
+from ringfence.filesystem.hidden import HiddenFiles, HidesFiles
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.protocol import (
     DEFAULT_READ_LIMIT,
@@ -28,6 +29,8 @@ __all__ = [
     "FilesystemSnapshot",
     "GlobMatch",
     "GrepMatch",
+    "HiddenFiles",
+    "HidesFiles",
     "InMemoryFilesystem",
     "ReadBytesResult",
     "ReadResult",

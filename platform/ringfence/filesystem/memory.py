@@ -5,14 +5,22 @@ from __future__ import annotations
 import errno
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.edits import line_window
-from ringfence.filesystem.paths import below_root, check_link_target, normalise, one_encoding, os_error
+from ringfence.filesystem.hidden import HiddenFiles, hidden_error
+from ringfence.filesystem.paths import (
+    below_root,
+    check_link_target,
+    directories_above,
+    normalise,
+    one_encoding,
+    os_error,
+)
 from ringfence.filesystem.protocol import (
     MAX_GREP_MATCHES,
     FileEntry,
@@ -78,6 +86,10 @@ class InMemoryFilesystem(Transactional):
         self.lock = CallLock("the filesystem in memory", patience_seconds=patience_seconds)
         self._read_only = read_only
         self._call: CallInfo | None = None
+        self.hidden: HiddenFiles | None = None
+        """The rule by which files were left out of a copy. None: none were."""
+        self.hidden_paths: Sequence[str] = ()
+        """The paths that were left out."""
 
     def __repr__(self) -> str:
         return "the filesystem in memory"
@@ -102,7 +114,25 @@ class InMemoryFilesystem(Transactional):
         other.lock = self.lock
         other._read_only = self._read_only
         other._call = call
+        other.hidden, other.hidden_paths = self.hidden, self.hidden_paths
         return other
+
+    def hide(self, rule: HiddenFiles, paths: Iterable[str]) -> None:
+        """Say by which rule files were left out of this copy, and which. An operation on one raises PermissionError."""
+        self.hidden, self.hidden_paths = rule, tuple(sorted(paths))
+
+    def hides(self, path: str) -> bool:
+        """Whether a normal path is hidden, or would be if it existed."""
+        if self.hidden is None:
+            return False
+        return self._left_out(path) or self.hidden.hides(path, lambda: self._content(path))
+
+    def _left_out(self, path: str) -> bool:
+        return not {*self.hidden_paths}.isdisjoint((path, *directories_above(path)))
+
+    def _content(self, path: str) -> bytes:
+        node = self._tree.find(path, follow=False)[1]
+        return node.content if isinstance(node, File) else b""
 
     def resolve(self, path: str) -> str:
         return self._tree.find(normalise(path))[0]
@@ -394,6 +424,8 @@ class InMemoryFilesystem(Transactional):
     def _itself(self, normal: str, *, follow: bool = False) -> tuple[str, Node]:
         place, node, obstacle = self._tree.find(normal, follow=follow)
         if node is None:
+            if self.hidden_paths and self._left_out(place):
+                raise hidden_error(normal)
             raise obstacle or os_error(errno.ENOENT, normal)
         return place, node
 

@@ -10,7 +10,13 @@ from ringfence.errors import (
     ToolValidationError,
     VisibilityExpansionRequired,
 )
-from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
+from ringfence.prompt.effects import (
+    DeletionLimitPolicy,
+    HiddenFilesPolicy,
+    PathPolicy,
+    ProtectedFilesPolicy,
+    RequireCleanTestsPolicy,
+)
 from ringfence.prompt.feedback import (
     Feedback,
     FeedbackContext,
@@ -53,6 +59,7 @@ __all__ = [
     "FeedbackProvider",
     "FeedbackProviderConfig",
     "FeedbackTrigger",
+    "HiddenFilesPolicy",
     "Itself",
     "LocalPromptOverridesStore",
     "MarkdownSection",

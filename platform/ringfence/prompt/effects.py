@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import PromptValidationError
+from ringfence.filesystem.hidden import NO_SECRETS, SECRETS, HidesFiles
+from ringfence.filesystem.path_patterns import covering, covering_any_case, each_name, folded
 from ringfence.filesystem.paths import directories_above, escape_path, is_dotgit
-from ringfence.filesystem.search import ALTERNATIVES, compiled_glob, path_filter
+from ringfence.filesystem.search import compiled_glob
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt.policy import (
     ALLOW,
@@ -31,8 +32,6 @@ from ringfence.prompt.policy import (
 if TYPE_CHECKING:
     from ringfence.prompt.tool import Tool, ToolContext
     from ringfence.runtime.tool_result import ToolResult
-
-Matches = Callable[[str], bool]
 
 
 class PathPolicy(BasePolicy):
@@ -54,9 +53,9 @@ class PathPolicy(BasePolicy):
         self.deny = tuple(sorted(check_names(deny)))
         if self.allow is None and not self.deny:
             raise PromptValidationError("a PathPolicy denies something: give allow=['/src/**'], say, or deny=['docs']")
-        self._allowed = _covering(self.allow or ())
-        self._denied = _covering_any_case(self.deny)
-        self._above_denied = {above for pattern in self.deny for above in _fixed_above(_folded(pattern))}
+        self._allowed = covering(self.allow or ())
+        self._denied = covering_any_case(self.deny)
+        self._above_denied = {above for pattern in self.deny for above in _fixed_above(folded(pattern))}
 
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
@@ -65,7 +64,7 @@ class PathPolicy(BasePolicy):
             if self._denied(change.path):
                 return PolicyDecision.deny(f"{_named(change)} must not be {change.kind}")
             is_link = change.after is not None and change.after.kind == "symlink"
-            if is_link and _folded(change.path) in self._above_denied:
+            if is_link and folded(change.path) in self._above_denied:
                 return PolicyDecision.deny(
                     f"{escape_path(change.path)} must not become a link: what is below is denied"
                 )
@@ -82,16 +81,6 @@ class PathPolicy(BasePolicy):
         return ALLOW
 
 
-SECRETS = (
-    *(".env", ".env.*", ".envrc", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.ppk"),
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".ssh", ".gnupg", ".aws", ".azure", ".kube"),
-    *(".netrc", "_netrc", ".npmrc", ".pypirc", ".git-credentials", ".htpasswd", "**/.docker/config.json"),
-    *("credentials", "credentials.json", "secrets", "secrets.*"),
-)
-"""Patterns of the files in which programs usually keep keys, passwords and tokens."""
-NO_SECRETS = (".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub")
-
-
 class ProtectedFilesPolicy(BasePolicy):
     """Calls cannot change git's own data, the workflows of a forge, and the usual files with secrets."""
 
@@ -99,7 +88,7 @@ class ProtectedFilesPolicy(BasePolicy):
 
     def __init__(self) -> None:
         self._workflows = PathPolicy(deny=[".github/workflows"])
-        self._secret = _each_name(SECRETS, besides=NO_SECRETS)
+        self._secret = each_name(SECRETS, besides=NO_SECRETS)
 
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
@@ -107,9 +96,35 @@ class ProtectedFilesPolicy(BasePolicy):
         for change in changes:
             if any(is_dotgit(os.fsencode(name)) for name in change.path.split("/")):
                 return PolicyDecision.deny(f"{escape_path(change.path)} is git's own data")
-            if self._secret(_folded(change.path)):
+            if self._secret(folded(change.path)):
                 return PolicyDecision.deny(f"{escape_path(change.path)} is where secrets are kept")
         return self._workflows.check_effects(tool, params, changes, context=context)
+
+
+class HiddenFilesPolicy(BasePolicy):
+    """Calls cannot change the hidden files of the workspace, nor make a file that would be hidden.
+
+    The filesystem is what hides files from tools and commands: ``Workspace.open(path, hide=HiddenFiles())``. Where it
+    hides nothing, every call is denied.
+    """
+
+    name = "hidden_files"
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        filesystem = context.filesystem
+        if filesystem is None or (isinstance(filesystem, HidesFiles) and filesystem.hidden is not None):
+            return ALLOW
+        return PolicyDecision.deny("the filesystem hides no files: open it with hide=HiddenFiles()")
+
+    def check_effects(
+        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
+    ) -> PolicyDecision:
+        filesystem = context.filesystem
+        if isinstance(filesystem, HidesFiles):
+            for change in changes:
+                if filesystem.hides(change.path):
+                    return PolicyDecision.deny(f"{_named(change)} is hidden, so it must not be {change.kind}")
+        return ALLOW
 
 
 class DeletionLimitPolicy(BasePolicy):
@@ -240,7 +255,7 @@ class RequireCleanTestsPolicy(BasePolicy):
         self.test_tool = test_tool
         self.before = check_names(before)
         self.paths = tuple(sorted(check_names(paths)))
-        self._waiting = _covering_any_case(self.paths)
+        self._waiting = covering_any_case(self.paths)
         if not (self.before or self.paths):
             raise PromptValidationError(f"{self.name} needs tools (before=) or files (paths=) that have to wait")
         if test_tool in self.before:
@@ -295,53 +310,6 @@ def changes_of(context: ToolContext) -> list[Change]:
 
 def _made_calls(context: ToolContext) -> bool:
     return context.call is not None and bool(context.call.inner)
-
-
-def _folded(path: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
-
-
-def _covering(patterns: Iterable[str]) -> Matches:
-    """Whether a path, or a directory above it, matches one of these."""
-    tests = [test for pattern in patterns for test in _tests(pattern)]
-
-    def covers(path: str) -> bool:
-        return bool(tests) and any(test(place) for place in (path, *directories_above(path)) for test in tests)
-
-    return covers
-
-
-def _covering_any_case(patterns: Sequence[str]) -> Matches:
-    """`_covering`, whatever the case and the accents; also as it is, since ``[!a-z]`` and ``?`` may mean less then."""
-    covers, covers_folded = _covering(patterns), _covering([_folded(pattern) for pattern in patterns])
-    return lambda path: covers(path) or covers_folded(_folded(path))
-
-
-def _each_name(patterns: Iterable[str], *, besides: Iterable[str]) -> Matches:
-    """`_covering`, but for names that are among ``besides``."""
-    covered, spared = _covering(patterns), [path_filter(pattern) for pattern in besides]
-
-    def covers(path: str) -> bool:
-        names = path.split("/")
-        kept = "/".join("-" if any(one(name) for one in spared) else name for name in names)
-        return covered(kept)
-
-    return covers
-
-
-def _tests(pattern: str) -> Iterator[Matches]:
-    if ALTERNATIVES.search(pattern) is not None:  # it would match nothing, and so deny nothing
-        message = f"braces are not expanded in {pattern!r}: give each alternative a pattern of its own"
-        raise PromptValidationError(f"{message} (a brace itself is \\{{)", placeholder=pattern)
-    if ".." in pattern.split("/"):
-        message = f"{pattern!r} is from the root of the workspace, so it cannot have '..'"
-        raise PromptValidationError(message, placeholder=pattern)
-    try:
-        yield path_filter(pattern)
-        if pattern.endswith("/**") and pattern.strip("/*"):
-            yield path_filter(f"/{pattern.removesuffix('/**')}")
-    except ValueError as error:
-        raise PromptValidationError(str(error), placeholder=pattern) from None
 
 
 def _fixed_above(pattern: str) -> list[str]:

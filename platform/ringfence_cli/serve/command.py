@@ -22,6 +22,7 @@ from ringfence_cli.serve.server import WorkspaceServer
 from ringfence_cli.signals import Signals
 
 if TYPE_CHECKING:
+    from ringfence.filesystem.hidden import HiddenFiles
     from ringfence_cli.serve.opening import LazyWorkspace
     from ringfence_tools.place import Place
 
@@ -41,6 +42,7 @@ class ServeOptions:
     allowed_hosts: Sequence[str] = ()
     receipts: Path | None = None
     read_only: bool = False
+    hide: HiddenFiles | None = None
     policies: Sequence[str] = ()
     sections: Sequence[str] = ()
     max_answer: int | None = None

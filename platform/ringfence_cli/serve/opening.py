@@ -115,6 +115,7 @@ class LazyWorkspace:
             options.place,
             options.directory,
             read_only=options.read_only,
+            hide=options.hide,
             policies=policies,
             extra_sections=sections,
             cancellation=cancellation,

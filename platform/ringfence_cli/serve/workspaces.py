@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.policy import BasePolicy, Policy, PolicyDecision
@@ -23,9 +24,10 @@ from ringfence_cli.outputs import left_out_lines
 from ringfence_cli.workspace import in_memory, on_disk
 from ringfence_sandbox import HostFilesystem, Workspace, unfinished_calls
 from ringfence_tools.agent_run import MakeSection
+from ringfence_tools.contents import LeftOut
 from ringfence_tools.history import HistoryToolsSection
 from ringfence_tools.place import Place
-from ringfence_tools.run_workspace import ProtectedPathsPolicy, RunWorkspace
+from ringfence_tools.run_workspace import HIDDEN, RunWorkspace, own_policies
 from ringfence_tools.sections import VfsToolsSection
 
 
@@ -56,11 +58,14 @@ def open_workspace(
     directory: Path,
     *,
     read_only: bool,
+    hide: HiddenFiles | None = None,
     policies: Sequence[Policy] = (),
     extra_sections: Sequence[MakeSection] = (),
     cancellation: Cancellation | None = None,
 ) -> ServedWorkspace:
-    """Open the files on disk, a copy of them in memory, or a read-only view. ``policies`` are those of the owner.
+    """Open the files on disk, a copy of them in memory, or a read-only view.
+
+    ``policies`` are those of the owner. ``hide`` is the rule by which files are hidden.
 
     Raises:
         CallCancelledError: ``cancellation`` was cancelled while the tree was recorded.
@@ -68,10 +73,11 @@ def open_workspace(
         SandboxUnavailableError: commands cannot be run.
     """
     if read_only and place.workspace != "memory":
-        return _open_view(directory, extra_sections, place)
-    workspace = (
-        in_memory(directory) if place.workspace == "memory" else on_disk(directory, place, cancellation=cancellation)
-    )
+        return _open_view(directory, extra_sections, place, hide)
+    if place.workspace == "memory":
+        workspace: RunWorkspace = in_memory(directory, hide)
+    else:
+        workspace = on_disk(directory, place, hide=hide, cancellation=cancellation)
     notes, recovered = [*left_out_lines(workspace.left_out), *place.unmasked()], ""
     history = workspace.history
     if history is None:
@@ -87,7 +93,7 @@ def open_workspace(
             yield HistoryToolsSection(session=session, workspace=opened, shared_session=shared)
         yield from (make(session) for make in extra_sections)
 
-    all_policies = [ProtectedPathsPolicy(workspace), *([ReadOnlyPolicy()] if read_only else []), *policies]
+    all_policies = [*own_policies(workspace), *([ReadOnlyPolicy()] if read_only else []), *policies]
     return ServedWorkspace(
         directory,
         workspace.filesystem,
@@ -131,10 +137,12 @@ def preview_workspace(
     return ServedWorkspace(directory, filesystem, sections, (), lambda: None, read_only)
 
 
-def _open_view(directory: Path, extra_sections: Sequence[MakeSection], place: Place) -> ServedWorkspace:
+def _open_view(
+    directory: Path, extra_sections: Sequence[MakeSection], place: Place, hide: HiddenFiles | None
+) -> ServedWorkspace:
     """View the files on disk without a lock. An agent may change them meanwhile."""
     directory = Path(os.path.abspath(directory))  # a tool may change the working directory
-    filesystem = HostFilesystem(directory, read_only=True)
+    filesystem = HostFilesystem(directory, read_only=True, hide=hide)
 
     def sections(session: Session, shared: bool) -> Iterable[Section[Any]]:
         yield VfsToolsSection(session=session, filesystem=filesystem, mount_point=filesystem.root)
@@ -144,6 +152,7 @@ def _open_view(directory: Path, extra_sections: Sequence[MakeSection], place: Pl
         yield from (make(session) for make in extra_sections)
 
     notes = [f"ringfence: {call}" for call in unfinished_calls(directory) if not call.is_running]
+    notes += left_out_lines([LeftOut(path, HIDDEN) for path in filesystem.hidden_paths])
     if place.workspace == "podman":
         notes.append("it is read-only: shell_execute and evaluate_python, which change things, are left out")
     secrets = Secrets(place.secret_values())

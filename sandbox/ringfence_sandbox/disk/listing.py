@@ -12,6 +12,7 @@ from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import MAX_TEXT_BYTES, FileEntry, GlobMatch
 from ringfence.filesystem.search import BINARY_PREFIX_BYTES, Child
 from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, is_reserved, open_file
+from ringfence_sandbox.disk.hidden_tree import HiddenTree
 
 _OPEN_LEVELS = 100
 """Directories that a walk keeps open; below that, every file is reached from the root anew."""
@@ -20,8 +21,10 @@ _OPEN_LEVELS = 100
 class Listing:
     """`ringfence.filesystem.search.Directories` over the files below a root; a directory is its resolved path."""
 
-    def __init__(self, files: Confined) -> None:
+    def __init__(self, files: Confined, hidden: HiddenTree | None = None) -> None:
+        """What is ``hidden`` is in `entries`, without its size, and in nothing else."""
         self._files = files
+        self._hidden = hidden
 
     def entries(self, place: str, prefix: str) -> list[FileEntry]:
         """The names in the directory at `place`, sorted, with paths that begin with `prefix`."""
@@ -39,6 +42,8 @@ class Listing:
                 led_to = self._target(_below(place, name)) if is_link else found
                 mode = 0 if led_to is None else led_to.st_mode
                 size = led_to.st_size if led_to is not None and stat.S_ISREG(mode) else 0
+                if self._is_hidden(_below(place, name)):
+                    size = 0
                 entries.append(FileEntry(name, prefix + name, stat.S_ISREG(mode), stat.S_ISDIR(mode), size, is_link))
         finally:
             os.close(descriptor)
@@ -55,6 +60,8 @@ class Listing:
             return None
         if found is None:
             return None
+        if self._is_hidden(place):
+            return None
         path = prefix + name
         if stat.S_ISDIR(found.st_mode):
             return name, GlobMatch(path, False), place
@@ -63,6 +70,8 @@ class Listing:
     def _children(self, directory: str, prefix: str) -> Iterator[Child[str]]:
         for name, kind in _kinds(self._files, directory):
             place, path = _below(directory, name), prefix + name
+            if self._is_hidden(place):
+                continue
             if kind == stat.S_IFDIR:
                 yield name, GlobMatch(path, False), place
             else:
@@ -94,6 +103,8 @@ class Listing:
                     continue
                 name, kind = level.waiting.pop()
                 below, path = _below(level.place, name), level.prefix + name
+                if self._is_hidden(below):
+                    continue
                 if kind == stat.S_IFDIR:
                     levels.append(_Level.enter(self._files, below, f"{path}/", keep_open=len(levels) < _OPEN_LEVELS))
                 elif kind == stat.S_IFREG and (wanted is None or wanted(path[len(prefix) :])):
@@ -103,6 +114,9 @@ class Listing:
         finally:
             for level in levels:
                 level.leave()
+
+    def _is_hidden(self, place: str) -> bool:
+        return self._hidden is not None and self._hidden.hides(place)
 
     def _text(self, level: _Level, name: str, place: str) -> bytes | None:
         """The bytes of a file that is not binary and can be read."""

@@ -21,7 +21,7 @@ from ringfence_sandbox.disk.kernel import free_bytes, set_mode, sync_filesystem
 from ringfence_sandbox.opaque.before_after import Aborted, After, Before, Differs, Left, is_only_time
 from ringfence_sandbox.opaque.displaced import Displaced
 from ringfence_sandbox.opaque.scanned_files import ScannedFiles
-from ringfence_sandbox.scan.scan import Exclusion, ScanResult
+from ringfence_sandbox.scan.scan import Exclusion, Hides, ScanResult
 from ringfence_sandbox.scan.stat_cache import Stamp
 from ringfence_sandbox.steps.aborted_calls import drop_old
 from ringfence_sandbox.steps.step_history import StepHistory
@@ -96,9 +96,15 @@ class Brackets:
             room=self._room_now(),
         )
 
-    def _scan(self, commit: str | None, displaced: Displaced, keep: Callable[[bytes], str] | None = None) -> ScanResult:
+    def _scan(
+        self,
+        commit: str | None,
+        displaced: Displaced,
+        keep: Callable[[bytes], str] | None = None,
+        hides: Hides | None = None,
+    ) -> ScanResult:
         """What differs from a commit, in the tree and in what deeds hold."""
-        found = self.history.scan(commit, keep, also=displaced.holding)
+        found = self.history.scan(commit, keep, also=displaced.holding, hides=hides)
         for known in (found.changes, found.excluded):
             for path in [path for path in known if displaced.hides(path) and path != displaced.holding]:
                 del known[path]
@@ -149,10 +155,14 @@ class Brackets:
         return Before(commit, prepared, self.history.known(commit)).with_more(more)
 
     def after(self, before: Before) -> After:
-        """Look at the tree again. What is new is stored, up to a bound and while there is space."""
+        """Look at the tree again. What is new is stored, up to a bound and while there is space.
+
+        What was hidden before the call still is. What has got a hidden name in the call is the call's, and can be
+        rolled back like all else.
+        """
         self._keep_root_open(before.commit)
         keeper = _Keeper(self.store, self._room(before))
-        found = self._scan(before.commit, before.displaced, keeper.keep)
+        found = self._scan(before.commit, before.displaced, keeper.keep, _hidden_before(before))
         keeper.flush()
         differing = sorted(self._differing(before, found), key=lambda one: one[0])
         self.history.stand_for(before.commit, [*differing, *((path, None, None) for path in found.excluded)])
@@ -311,7 +321,9 @@ class Brackets:
                 notes.append(f"{path} was not kept, for want of space: git blob {now.oid}")
         excluded = after.found.excluded
         notes += [
-            f"{path} was not kept ({excluded[path]}): {self._named(path)}" for path in sorted(excluded.keys() & taken)
+            f"{path} was not kept ({excluded[path]}): {self._named(path)}"
+            for path in sorted(excluded.keys() & taken)
+            if excluded[path] != "hidden"
         ]
         if all(is_only_time(item) for item in after.differing if item[0] in states):
             return Aborted(None, None, tuple(notes))
@@ -386,6 +398,17 @@ class _Keeper:
     def flush(self) -> None:
         with suppress(OSError):
             self._store.objects.log.flush()
+
+
+def _hidden_before(before: Before) -> Hides:
+    """Whether something was hidden before a call, by its path or by its inode."""
+    left = {path: left for path, left in before.left.items() if left.reason == "hidden"}
+    inodes = {one.inode for one in left.values()}
+
+    def hides(_directory: int, _name: str, path: str, found: os.stat_result) -> bool:
+        return path in left or found.st_ino in inodes
+
+    return hides
 
 
 def _unknown(found: ScanResult) -> Unknown:

@@ -84,6 +84,8 @@ class Chosen:
         for path, left in self._before.left.items():
             here = self._files.look(path)
             if path not in known and here is not None and not left.is_at(here):
+                if left.reason == "hidden" and not self._before.paths_of({here.st_ino}):
+                    continue  # somebody has saved it anew, as editors do: there is no other copy
                 yield path, None, None
 
     def _was_left_out(self, path: str, here: os.stat_result | None) -> bool:

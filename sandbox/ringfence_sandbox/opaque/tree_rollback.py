@@ -348,6 +348,9 @@ class TreeRollback:
             if path in self._stays:
                 self._done.notes.append(f"{path} stays at {self._stays[path]}: somebody else's is in its place")
                 continue
+            if left.reason == "hidden" and here is not None:
+                self._say_left(path, left, "was saved anew, and stays so")
+                continue
             place = self._held.get(left.inode)
             held = None if place is None else self._files.look(place)
             if (held is None or not left.fits(held)) and self._kept_open.has(left):

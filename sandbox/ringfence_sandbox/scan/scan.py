@@ -52,7 +52,11 @@ _TOLD_EVERY, _TOLD_BYTES = 128, 1 << 20
 
 Progress: TypeAlias = Callable[[int], None]
 """Is told now and then how many files a scan has looked at."""
-Exclusion: TypeAlias = Literal["too large", "too many files", "too deep", "special file", "unreadable", "mounted"]
+Hides: TypeAlias = Callable[[int, str, str, os.stat_result], bool]
+"""Whether something is hidden: the descriptor of its directory, its name there, its path, and its status."""
+Exclusion: TypeAlias = Literal[
+    "too large", "too many files", "too deep", "special file", "unreadable", "mounted", "hidden"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,8 @@ class Scanner:
     """One scan of the tree at the descriptor ``root`` against its state at ``commit`` (None: nothing) and its cache.
 
     ``keep`` puts the bytes of a file into the store and gives their object id. ``hidden`` tells the names in the root
-    that are none of the workspace's. ``progress`` is told of it for every directory, and in a large one now and then.
+    that are none of the workspace's, and ``hides`` what is to be left out as hidden. ``progress`` is told of it for
+    every directory, and in a large one now and then.
     """
 
     def __init__(
@@ -202,6 +207,7 @@ class Scanner:
         limits: ScanLimits = DEFAULT_LIMITS,
         hidden: Callable[[str], bool] = lambda name: False,
         progress: Progress = told_nothing,
+        hides: Hides | None = None,
     ) -> None:
         self._root = root
         self._states = states
@@ -211,6 +217,7 @@ class Scanner:
         self._limits = limits
         self._hidden = hidden
         self._progress = progress
+        self._hides = hides
         self._clock = filesystem_clock(root)
         self._settled = self._clock - FINE_TICK_NS
         """Nothing with a later ctime is settled."""
@@ -262,6 +269,7 @@ class Scanner:
         known = self._cache.folders.get(path, {})
         fresh: dict[str, Stamp] = {}
         to_read: list[tuple[str, os.stat_result]] = []
+        concealed: list[tuple[str, os.stat_result]] = []
         room = self._limits.max_files - self._found.files
         for name in others:
             try:
@@ -271,6 +279,7 @@ class Scanner:
             except PermissionError as error:
                 raise _UnsearchableError(*error.args) from error
             was = known.get(name)
+            hidden = self._hides is not None and self._hides(descriptor, name, prefix + name, now)
             if (
                 was is not None
                 and was[3] == now.st_ctime_ns
@@ -278,18 +287,23 @@ class Scanner:
                 and was[1] == now.st_size
                 and was[2] == now.st_mtime_ns
                 and len(fresh) < room
+                and not hidden
             ):
                 fresh[name] = was
             elif stat.S_ISDIR(now.st_mode):  # it has become one since it was listed
                 folders = (*folders, name)
+            elif hidden:
+                concealed.append((name, now))
             else:
                 to_read.append((name, now))
         self._cache.folders[path] = fresh
         self._found.files += len(fresh)
+        for name, now in concealed:
+            self._exclude(prefix + name, "hidden", before.file(name), stamp_of(now))
         gone = [name for name, now in to_read if not self._file(descriptor, prefix, fresh, name, now, before)]
         # Where the directory has the stamp it had, no name has come or gone. (Its size is left out of it.)
         if known.get("") != stamp:
-            there = (fresh.keys() | {name for name, _ in to_read}).difference(gone)
+            there = (fresh.keys() | {name for name, _ in (*to_read, *concealed)}).difference(gone)
             self._cache.note(path, attributes_of(descriptor))
             self._directory(path, status, before.get(), there, set(folders))
         if settled:
@@ -321,6 +335,9 @@ class Scanner:
 
     def _below(self, parent: int, name: str, path: str, before: _Before, depth: int) -> None:
         old = before.below(name)
+        if self._hides is not None and self._is_hidden_directory(parent, name, path):
+            self._exclude(path, "hidden", old.get() or before.file(name), _stamp_at(parent, name))
+            return
         if path in self._mounted or depth + 1 >= MAX_DEPTH:
             # What is in a mount could not be brought back by renaming, so no call may change it.
             reason = "mounted" if path in self._mounted else "too deep"
@@ -346,6 +363,15 @@ class Scanner:
             self._exclude(path, "unreadable", old.get() or before.file(name), _stamp_at(parent, name))
         finally:
             os.close(descriptor)
+
+    def _is_hidden_directory(self, parent: int, name: str, path: str) -> bool:
+        assert self._hides is not None
+        try:
+            return self._hides(parent, name, path, os.lstat(name, dir_fd=parent))
+        except FileNotFoundError:
+            return False
+        except PermissionError as error:
+            raise _UnsearchableError(*error.args) from error
 
     def _file(
         self,

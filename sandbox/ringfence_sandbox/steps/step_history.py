@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING
 from ringfence.participants import Step
 from ringfence_sandbox.calls.history import ChangedFiles, History, Recorded, RolledBackCall, ScannedStates
 from ringfence_sandbox.disk.confined import Confined, Looks, is_reserved
+from ringfence_sandbox.disk.hidden_tree import HiddenTree
 from ringfence_sandbox.disk.kernel import Before, nothing_before
-from ringfence_sandbox.scan.scan import Exclusion, Progress, ScanLimits, Scanner, ScanResult, follow, told_nothing
+from ringfence_sandbox.scan.scan import (
+    Exclusion,
+    Hides,
+    Progress,
+    ScanLimits,
+    Scanner,
+    ScanResult,
+    follow,
+    told_nothing,
+)
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, StatCache
 from ringfence_sandbox.steps import aborted_calls
 from ringfence_sandbox.steps.step_states import Differing
@@ -76,6 +86,8 @@ class StepHistory(History):
         """Whether what the next look finds to differ is that of another directory in the place of the one before."""
         self.lost: list[str] = []
         """Commits that the journal names and the store does not have."""
+        self.hidden: HiddenTree | None = None
+        """What no scan takes in, since it is hidden."""
         self.progress: Progress = told_nothing
         """Is told how far a scan is."""
 
@@ -228,15 +240,26 @@ class StepHistory(History):
         except OSError:
             return ()
 
-    def scan(self, commit: str | None, keep: Callable[[bytes], str] | None = None, *, also: str = "") -> ScanResult:
+    def scan(
+        self,
+        commit: str | None,
+        keep: Callable[[bytes], str] | None = None,
+        *,
+        also: str = "",
+        hides: Hides | None = None,
+    ) -> ScanResult:
         """What differs from a commit. ``keep`` takes the bytes of what had to be read, by default the store. ``also``
-        is a holding directory to look into, as if it were one of the tree's.
+        is a holding directory to look into, as if it were one of the tree's. ``hides`` tells what is hidden; left out,
+        what is now.
 
         The cache stands for no commit after changes, until `stand_for` says which.
         """
         store = self.store
         if self._cache is None:
             self._cache = StatCache.load(store.folder / _CACHE)
+        if hides is None and self.hidden is not None:
+            self.hidden.forget_paths()
+            hides = self.hidden.sees
         scanner = Scanner(
             self._files.root,
             store.states,
@@ -246,6 +269,7 @@ class StepHistory(History):
             limits=self.limits,
             hidden=lambda name: name != also and is_reserved(name),
             progress=self.progress,
+            hides=hides,
         )
         found = scanner.scan()
         self.left_out = {
