@@ -104,6 +104,12 @@ class Agent:
         return done.receipt.outcome
 
 
+def test_a_host_reads_what_is_hidden(files: HostFilesystem) -> None:
+    contents = dict(files.hidden_files())
+    assert contents.keys() == {*HIDDEN, "vault/deep/notes.txt"} - {"vault"}
+    assert contents["vault/deep/notes.txt"] == SECRETS[3]
+
+
 def test_what_is_hidden_is_told(files: HostFilesystem, workspace: Workspace) -> None:
     assert files.hidden_paths == HIDDEN
     assert sorted(path for path, reason in workspace.left_out.items() if reason == "hidden") == [*HIDDEN]

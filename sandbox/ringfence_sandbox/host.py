@@ -246,6 +246,14 @@ class HostFilesystem(Transactional):
         """What is hidden and there now. A hidden directory stands for all that is below it."""
         return () if self._hidden is None else tuple(self._hidden.paths)
 
+    def hidden_files(self) -> Iterator[tuple[str, bytes]]:
+        """Yield each hidden file, also those below hidden directories, with at most its first MiB.
+
+        This is for a host that masks what the files contain. What cannot be read is left out.
+        """
+        if self._hidden is not None:
+            yield from self._hidden.contents()
+
     def hides(self, path: str) -> bool:
         """Whether a normal path is hidden, or would be if it existed."""
         return self._hidden is not None and self._hidden.hides(path)

@@ -78,6 +78,8 @@ class Opened:
             place = self.store or (store or store_of(self.root))
             if rule := rule_of(place, hide, writable=not read_only):
                 self.hidden = HiddenTree(self.files, rule)
+                if self._own_history is not None:  # made by the recovery, which knows what was hidden then
+                    self._own_history.hidden = self.hidden
             self.core = Core(
                 self.files,
                 self.can,

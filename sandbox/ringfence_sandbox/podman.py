@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -31,6 +31,7 @@ from ringfence_sandbox.container.isolation import NETWORKS, WORKSPACE, Network, 
 from ringfence_sandbox.container.pipes import Stream
 from ringfence_sandbox.container.podman_connection import Connection, connect, reading
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
+from ringfence_sandbox.disk.hidden_tree import Inode
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.project.project_image import remembered_image
 from ringfence_sandbox.workspace import Participants, Workspace
@@ -158,8 +159,12 @@ class PodmanSandbox:
             self._check_open()
             container = self._held.container
             lives = container is not None and not container.channel.closed and container.process.lives
+            hidden = self._hidden()
             if container is not None and lives and container.inner == mounted_in(self.filesystem.root):
-                return container
+                with suppress(SandboxUnavailableError):
+                    if container.hidden == hidden:
+                        container.check_covered()
+                        return container
             self._end_container()
             connection = self._connection()
             with reading(connection.url, connection.how):
@@ -171,6 +176,7 @@ class PodmanSandbox:
                 limits=self.limits,
                 network=self.network,
                 strict=self._strict,
+                hidden=hidden,
             )
             return self._held.container
 
@@ -190,6 +196,10 @@ class PodmanSandbox:
                 "builds it anew, --image names another one"
             )
         return remembered.image
+
+    def _hidden(self) -> Mapping[str, Inode]:
+        tree = self.filesystem.hidden_tree
+        return {} if tree is None else tree.paths
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:

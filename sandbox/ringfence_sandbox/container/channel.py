@@ -281,6 +281,25 @@ class Channel:
                     return Ended(code, timed_out, kills > 0, took / 1e9, leftovers)
         raise ExecutorLostError("the executor sent what it must not send")
 
+    def uncovered(self, paths: Sequence[str]) -> str:
+        """Return the first path in the container that nothing empty and read-only is mounted on; "" if there is none.
+
+        Raises ExecutorLostError as `run` does.
+        """
+        limit = time.monotonic() + _PATIENCE_SECONDS
+        with self._turn:
+            if self._closed:
+                raise ExecutorLostError("this channel is closed; start another container")
+            try:
+                self._stream.send(protocol.LOOK, b"".join(os.fsencode(path) + b"\0" for path in paths), limit)
+                kind, payload = self._stream.wait_for_frame(limit)
+                if kind != protocol.COVERED:
+                    raise ExecutorLostError("the executor sent what it must not send")
+            except BaseException:
+                self.close()
+                raise
+        return os.fsdecode(payload)
+
     def kill(self) -> None:
         """End the command that runs now, if one does; its `run` returns with exit code 137. For any thread."""
         number = self._running

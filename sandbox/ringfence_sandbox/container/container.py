@@ -7,12 +7,14 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from podman.errors import APIError
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence.failures import describe_error
+from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
 from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended
 from ringfence_sandbox.container.frames import ExecutorLostError
@@ -32,6 +34,7 @@ from ringfence_sandbox.container.isolation import (
 from ringfence_sandbox.container.podman_connection import UNREADABLE, Connection
 from ringfence_sandbox.container.users import handed_over
 from ringfence_sandbox.disk.call_process import CallProcess
+from ringfence_sandbox.disk.hidden_tree import Inode
 from ringfence_sandbox.disk.kernel import mounts_below
 from ringfence_sandbox.disk.owners import OWNER_LABEL, is_orphan, own_label
 from ringfence_sandbox.disk.places import podman_directory
@@ -41,6 +44,7 @@ WORKSPACE_LABEL = "io.ringfence.workspace"
 _CONNECT_SECONDS = 20.0
 _PROBE_SECONDS = 20.0
 _REMOVAL_SECONDS = 10.0
+_COVERS_AT_ONCE = 500
 
 
 class Container:
@@ -55,6 +59,7 @@ class Container:
         python: Python,
         way: str,
         inner: Sequence[str] = (),
+        hidden: Mapping[str, Inode] = MappingProxyType({}),
     ) -> None:
         self._connection = connection
         self.python = python
@@ -67,6 +72,8 @@ class Container:
         """How its users are mapped, in words."""
         self.inner = inner
         """What was mounted in the workspace when it was started, as `mounted_in` has it."""
+        self.hidden = hidden
+        """What was covered in the workspace when it was started: path to inode."""
         self.properties: Sequence[Property] = ()
         self.environment: Mapping[str, str] = {}
         """What every command gets, unless it is told otherwise."""
@@ -85,14 +92,15 @@ class Container:
         limits: SandboxLimits,
         network: Network,
         strict: bool = True,
+        hidden: Mapping[str, Inode] = MappingProxyType({}),
     ) -> Container:
-        """Create and start one over the tree `root`, and look whether it is shut in.
+        """Create and start one over the tree `root`, and look whether it is shut in. What is ``hidden`` is covered.
 
         Raises:
             SandboxUnavailableError: it cannot be had, or is not shut in as it should be.
         """
         try:
-            started = cls._started(connection, root, IN_THE_IMAGE, image, limits, network)
+            started = cls._started(connection, root, IN_THE_IMAGE, image, limits, network, hidden)
         except NoPythonError as missing:
             lent = lent_python(connection)
             if lent is None:
@@ -100,10 +108,11 @@ class Container:
                     f"the image {image!r} has no python3 (3.9 or newer) for the sandbox's executor, and the default "
                     "image, which could lend it one, is not built: `ringfence sandbox build`"
                 ) from missing
-            started = cls._started(connection, root, lent, image, limits, network)
+            started = cls._started(connection, root, lent, image, limits, network, hidden)
         try:
             started.properties = started._verified(limits, network)
             _refuse(started.properties, strict)
+            started.check_covered()
         except BaseException:
             started.close()
             raise
@@ -118,6 +127,7 @@ class Container:
         image: str,
         limits: SandboxLimits,
         network: Network,
+        hidden: Mapping[str, Inode],
     ) -> Container:
         container: Any = None
         parent = podman_directory()
@@ -133,6 +143,7 @@ class Container:
             )
             inner = mounted_in(root)
             wanted["mounts"] += [_shown(root, path) for path in inner]
+            wanted["mounts"] += [_cover(root, path) for path in hidden]
             if python.directory:
                 wanted["mounts"].append({"type": "bind", "source": python.directory, "target": LENT, "read_only": True})
             try:
@@ -155,7 +166,7 @@ class Container:
                 if isinstance(error, (OSError, ExecutorLostError, *UNREADABLE)):  # podman-py's are an OSError too
                     raise SandboxUnavailableError(_not_started(error, why)) from error
                 raise
-        return cls(connection, container, channel, process, python, users.way, inner)
+        return cls(connection, container, channel, process, python, users.way, inner, hidden)
 
     def _verified(self, limits: SandboxLimits, network: Network) -> Sequence[Property]:
         printed: list[bytes] = []
@@ -171,6 +182,24 @@ class Container:
         raise SandboxUnavailableError(
             f"what holds in the container could not be looked at from inside: {said}; see `ringfence sandbox doctor`"
         )
+
+    def check_covered(self) -> None:
+        """Check from inside that what is hidden is covered.
+
+        An editor that saves by a rename detaches what covers the file.
+
+        Raises:
+            SandboxUnavailableError: something is not covered.
+        """
+        paths = [f"{WORKSPACE}/{path}" for path in self.hidden]
+        try:
+            for first in range(0, len(paths), _COVERS_AT_ONCE):
+                if path := self.channel.uncovered(paths[first : first + _COVERS_AT_ONCE]):
+                    raise SandboxUnavailableError(
+                        f"{escape_path(path)} is hidden and not covered, so no command is run"
+                    )
+        except ExecutorLostError as error:
+            raise SandboxUnavailableError(f"the container was lost: {error}") from error
 
     def run(self, argv: Sequence[str], printed: list[bytes]) -> Ended:
         """A program of our own in the container, outside of the workspace; what it prints is added to ``printed``."""
@@ -211,6 +240,21 @@ def _shown(root: str, path: str) -> dict[str, Any]:
     except OSError:  # one of a user's own, such as with FUSE, which not even root sees
         return {"type": "tmpfs", "source": "tmpfs", "target": target, "size": "4k", "read_only": True}
     return {"type": "bind", "source": path, "target": target, "read_only": True}
+
+
+def _cover(root: str, path: str) -> dict[str, Any]:
+    """The mount of something empty and read-only on what is hidden. Raises SandboxUnavailableError."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:  # Podman would make a file with another name, and cover that
+        raise SandboxUnavailableError(
+            f"{escape_path(path)} is hidden, and Podman cannot cover a name that is not UTF-8: rename it"
+        ) from None
+    empty = write_once(os.path.join(podman_directory(), "empty"), "")
+    if os.path.isdir(os.path.join(root, path)):
+        empty = os.path.join(podman_directory(), "empty-directory")
+        os.makedirs(empty, exist_ok=True)
+    return {"type": "bind", "source": empty, "target": f"{WORKSPACE}/{path}", "read_only": True}
 
 
 def remove_orphans(connection: Connection) -> Sequence[str]:

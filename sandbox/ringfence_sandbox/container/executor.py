@@ -28,8 +28,9 @@ import struct
 import sys
 import time
 from contextlib import suppress
+from itertools import filterfalse
 
-PROTOCOL = 3
+PROTOCOL = 4
 HEADER = struct.Struct("<BI")
 LONGEST = 4 * 1024 * 1024  # bytes of a frame's payload; Linux takes at most half of it as arguments
 
@@ -38,12 +39,14 @@ LONGEST = 4 * 1024 * 1024  # bytes of a frame's payload; Linux takes at most hal
 # by a zero byte; and as a descriptor, where there is one, the file to stamp while the command runs
 RUN = 1
 KILL = 2  # NUMBER: end this command now; ignored when it has ended already
+LOOK = 3  # paths, each ended by a zero byte: is each of them covered by something empty and read-only?
 # To the host.
 READY = 16  # NUMBER: the version of the protocol
 REFUSED = 17  # text: why no command can run here
 # NUMBER, and as descriptors: the reading ends of stdout, stderr and the report, then the writing end of stdin
 STARTED = 18
 FAILED = 19  # FAILED_HEAD, then text: the command could not be started
+COVERED = 21  # the first path of a LOOK that is not covered; empty if all are
 ENDED = 20  # OUTCOME: every process that the command started has ended
 
 NUMBER = struct.Struct("<I")
@@ -331,6 +334,8 @@ class Executor:
                 self._children.reap()  # somebody else's, who entered the container from outside
             elif frame[0] == RUN:
                 self._run(Command(frame[1]))
+            elif frame[0] == LOOK:
+                self._link.send(COVERED, next(filterfalse(_is_covered, frame[1].split(b"\0")[:-1]), b""))
             elif frame[0] != KILL:  # of a command that has ended meanwhile
                 raise HostError("a frame is of no kind")
 
@@ -381,6 +386,21 @@ class Executor:
                 raise HostError("a frame came that cannot come during a command")
             if NUMBER.unpack(frame[1])[0] == command.number:
                 return status, status is None
+
+
+def _is_covered(path: bytes) -> bool:
+    """Whether something empty and read-only is mounted on a path of a tree that is not read-only.
+
+    What this process cannot reach, no command of the same user can.
+    """
+    try:
+        if not os.statvfs(path).f_flag & os.ST_RDONLY:
+            return False
+        return not os.listdir(path) if os.path.isdir(path) else os.path.getsize(path) == 0
+    except PermissionError:
+        return True
+    except OSError:
+        return False
 
 
 def _was_ended(status: int) -> bool:

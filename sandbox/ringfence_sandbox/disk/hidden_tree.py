@@ -68,7 +68,21 @@ class HiddenTree:
             now = self._look(path)
             if now is not None and (self._is_named(path, now) or _inode(now) == inode):
                 found[path] = _inode(now)
-        return dict(sorted(found.items()))
+        return {
+            path: inode for path, inode in sorted(found.items()) if found.keys().isdisjoint(directories_above(path))
+        }
+
+    def contents(self) -> Iterator[tuple[str, bytes]]:
+        """Each hidden file with its beginning. What cannot be read is left out."""
+        for path in self.paths:
+            now = self._look(path)
+            if now is None or not stat.S_ISDIR(now.st_mode):
+                files = [path]
+            else:
+                files = [f"{at}/{name}" for at, _, names in self._directories(path) for name in names]
+            for file in files:
+                if head := self._head(file):
+                    yield file, head
 
     def forget_paths(self) -> None:
         """A scan begins, which calls `sees` for all that there is."""

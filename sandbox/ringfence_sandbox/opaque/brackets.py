@@ -162,11 +162,24 @@ class Brackets:
         """
         self._keep_root_open(before.commit)
         keeper = _Keeper(self.store, self._room(before))
-        found = self._scan(before.commit, before.displaced, keeper.keep, _hidden_before(before))
+        found = self._scan(before.commit, before.displaced, keeper.keep, self._hidden_before(before))
         keeper.flush()
         differing = sorted(self._differing(before, found), key=lambda one: one[0])
         self.history.stand_for(before.commit, [*differing, *((path, None, None) for path in found.excluded)])
         return After(found, differing)
+
+    def _hidden_before(self, before: Before) -> Hides:
+        """Whether something was hidden before a call, by its path or by its inode. What has become hidden is noted."""
+        left = {path: left for path, left in before.left.items() if left.reason == "hidden"}
+        inodes = {one.inode for one in left.values()}
+        tree = self.history.hidden
+
+        def hides(directory: int, name: str, path: str, found: os.stat_result) -> bool:
+            if tree is not None:
+                tree.sees(directory, name, path, found)
+            return path in left or found.st_ino in inodes
+
+        return hides
 
     def _keep_root_open(self, commit: str) -> None:
         """Give the owner of the tree the right to look into its root back, where a call took it away: without that
@@ -398,17 +411,6 @@ class _Keeper:
     def flush(self) -> None:
         with suppress(OSError):
             self._store.objects.log.flush()
-
-
-def _hidden_before(before: Before) -> Hides:
-    """Whether something was hidden before a call, by its path or by its inode."""
-    left = {path: left for path, left in before.left.items() if left.reason == "hidden"}
-    inodes = {one.inode for one in left.values()}
-
-    def hides(_directory: int, _name: str, path: str, found: os.stat_result) -> bool:
-        return path in left or found.st_ino in inodes
-
-    return hides
 
 
 def _unknown(found: ScanResult) -> Unknown:
