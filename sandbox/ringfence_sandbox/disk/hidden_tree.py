@@ -55,6 +55,7 @@ class HiddenTree:
         self._paths: dict[str, Inode] = {}
         self._inodes: dict[Inode, tuple[str, int]] = {}
         """The path and the time of change, in nanoseconds, of each hidden inode when it was seen last."""
+        self._numbers: set[int] = set()
         known = -1
         while known < len(self._paths):  # another hard link may come before the name that hides it
             known = len(self._paths)
@@ -113,6 +114,12 @@ class HiddenTree:
             or not self._paths.keys().isdisjoint((path, *directories_above(path)))
         )
 
+    def hides_entry(self, path: str, kind: int, number: int) -> bool:
+        """`hides` for an entry of a directory, of this file type and inode number, without a look at the file."""
+        if self.rule.hides(path, partial(self._head, path), is_directory=kind == stat.S_IFDIR):
+            return True
+        return number in self._numbers and self.hides(path)
+
     def check(self, path: str, found: Found, content: bytes | None = None) -> None:
         """Raise PermissionError if a path, or what it was resolved to, is hidden. ``content`` is that of the file."""
         place, now = found.place, found.stat
@@ -151,7 +158,11 @@ class HiddenTree:
     def _note(self, path: str, found: os.stat_result | None) -> None:
         if found is not None:
             self._paths[path] = _inode(found)
-            self._inodes[_inode(found)] = path, found.st_mtime_ns
+            self._remember(path, found)
+
+    def _remember(self, path: str, found: os.stat_result) -> None:
+        self._inodes[_inode(found)] = path, found.st_mtime_ns
+        self._numbers.add(found.st_ino)
 
     def _walk(self) -> None:
         """Find what is hidden, and the inodes of all that is below hidden directories."""
@@ -161,7 +172,7 @@ class HiddenTree:
                 with suppress(OSError):
                     found = os.lstat(name, dir_fd=at)
                     if not self._paths.keys().isdisjoint(directories_above(below)):
-                        self._inodes[_inode(found)] = below, found.st_mtime_ns
+                        self._remember(below, found)
                     else:
                         self.sees(at, name, below, found)
 

@@ -42,7 +42,8 @@ class Listing:
                 led_to = self._target(_below(place, name)) if is_link else found
                 mode = 0 if led_to is None else led_to.st_mode
                 size = led_to.st_size if led_to is not None and stat.S_ISREG(mode) else 0
-                if self._is_hidden(_below(place, name)):
+                kind = stat.S_IFMT(found.st_mode)
+                if self._hidden is not None and self._hidden.hides_entry(_below(place, name), kind, found.st_ino):
                     size = 0
                 entries.append(FileEntry(name, prefix + name, stat.S_ISREG(mode), stat.S_ISDIR(mode), size, is_link))
         finally:
@@ -60,7 +61,7 @@ class Listing:
             return None
         if found is None:
             return None
-        if self._is_hidden(place):
+        if self._hidden is not None and self._hidden.hides(place):
             return None
         path = prefix + name
         if stat.S_ISDIR(found.st_mode):
@@ -68,10 +69,8 @@ class Listing:
         return name, GlobMatch(path, self._leads_to_file(place, found.st_mode)), None
 
     def _children(self, directory: str, prefix: str) -> Iterator[Child[str]]:
-        for name, kind in _kinds(self._files, directory):
+        for name, kind in _kinds(self._files, directory, self._hidden):
             place, path = _below(directory, name), prefix + name
-            if self._is_hidden(place):
-                continue
             if kind == stat.S_IFDIR:
                 yield name, GlobMatch(path, False), place
             else:
@@ -94,7 +93,7 @@ class Listing:
     ) -> Iterator[tuple[str, bytes]]:
         """The text files below a directory in the order of their paths, links passed over; only those ``wanted`` by
         their paths below it."""
-        levels = [_Level.enter(self._files, place, prefix)]
+        levels = [_Level.enter(self._files, self._hidden, place, prefix)]
         try:
             while levels:
                 level = levels[-1]
@@ -103,10 +102,10 @@ class Listing:
                     continue
                 name, kind = level.waiting.pop()
                 below, path = _below(level.place, name), level.prefix + name
-                if self._is_hidden(below):
-                    continue
                 if kind == stat.S_IFDIR:
-                    levels.append(_Level.enter(self._files, below, f"{path}/", keep_open=len(levels) < _OPEN_LEVELS))
+                    levels.append(
+                        _Level.enter(self._files, self._hidden, below, f"{path}/", keep_open=len(levels) < _OPEN_LEVELS)
+                    )
                 elif kind == stat.S_IFREG and (wanted is None or wanted(path[len(prefix) :])):
                     content = self._text(level, name, below)
                     if content is not None:
@@ -114,9 +113,6 @@ class Listing:
         finally:
             for level in levels:
                 level.leave()
-
-    def _is_hidden(self, place: str) -> bool:
-        return self._hidden is not None and self._hidden.hides(place)
 
     def _text(self, level: _Level, name: str, place: str) -> bytes | None:
         """The bytes of a file that is not binary and can be read."""
@@ -159,8 +155,10 @@ class _Level:
     descriptor: int | None
 
     @classmethod
-    def enter(cls, files: Confined, place: str, prefix: str, *, keep_open: bool = True) -> _Level:
-        found = _kinds(files, place)
+    def enter(
+        cls, files: Confined, hidden: HiddenTree | None, place: str, prefix: str, *, keep_open: bool = True
+    ) -> _Level:
+        found = _kinds(files, place, hidden)
         found.sort(key=_walk_key, reverse=True)
         descriptor = None
         if keep_open:
@@ -176,8 +174,11 @@ class _Level:
             self.descriptor = None
 
 
-def _kinds(files: Confined, place: str) -> list[tuple[str, int]]:
-    """The names in a directory and the file types of what they name; nothing where it cannot be read."""
+def _kinds(files: Confined, place: str, hidden: HiddenTree | None) -> list[tuple[str, int]]:
+    """The names in a directory and the file types of what they name; nothing where it cannot be read.
+
+    What is hidden is left out.
+    """
     try:
         descriptor = files.open_directory(place)
     except OSError:
@@ -196,6 +197,8 @@ def _kinds(files: Confined, place: str) -> list[tuple[str, int]]:
                     else:
                         kind = stat.S_IFLNK if entry.is_symlink() else 0
                 except OSError:
+                    continue
+                if hidden is not None and hidden.hides_entry(_below(place, entry.name), kind, entry.inode()):
                     continue
                 found.append((entry.name, kind))
     except OSError:
