@@ -21,7 +21,7 @@ from ringfence.prompt import HiddenFilesPolicy, ProtectedFilesPolicy, Tool, Tool
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools import VfsToolsSection
-from ringfence_tools.run_workspace import MemoryWorkspace
+from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace
 
 SECRETS = (b"first-secret-value", b"second-secret-value", b"third-secret-value", b"fourth-secret-value")
 HIDDEN = (".env", "app/.env.local", "hard.txt", "keys/server.pem", "plain/target.txt", "vault")
@@ -105,7 +105,8 @@ class Agent:
 
 
 def test_a_host_reads_what_is_hidden(files: HostFilesystem) -> None:
-    contents = dict(files.hidden_files())
+    contents = {file.path: file.head for file in files.hidden_files()}
+    assert [file.public for file in files.hidden_files() if file.path == "app/.env.local"] == [b"TOKEN=\n\n\n\n"]
     assert contents.keys() == {*HIDDEN, "vault/deep/notes.txt"} - {"vault"}
     assert contents["vault/deep/notes.txt"] == SECRETS[3]
 
@@ -345,3 +346,21 @@ def test_a_copy_in_memory_lacks_what_is_hidden(root: Path) -> None:
     assert (root / "made.txt").read_text() == "x"
     assert {path: (root / path).read_bytes() for path in before} == before
     assert_no_secret(*agent.answers, stored(root.parent / "store"), json.dumps(HIDDEN).encode())
+
+
+def test_the_values_of_hidden_files_are_masked_wherever_they_are_read(root: Path) -> None:
+    (root / "app/copied.py").write_text("token = 'first-secret-value'\nelse = 'shown'\n")
+    copy = MemoryWorkspace(root, store=root.parent / "store", hide=HiddenFiles())
+    disk = DiskWorkspace(root, store=root.parent / "store", hide=HiddenFiles())
+    try:
+        for workspace in (copy, disk):
+            session = Session(secrets=workspace.secrets)
+            prompt = Prompt(PromptTemplate(ns="tests", key="masks", sections=[workspace.section(session)]))
+            with prompt.resources:
+                call = ToolExecutor(prompt=prompt, session=session).call
+                answer = call("read_file", {"file_path": "app/copied.py"}).render()
+                assert "[TOKEN]" in answer
+                assert "shown" in answer
+                assert_no_secret(answer, call("grep", {"pattern": "token"}).render())
+    finally:
+        disk.close()

@@ -130,6 +130,7 @@ class MemoryWorkspace:
             raise ValueError(f"{escape_path(str(directory))} cannot be read: {error.strerror}") from None
         weakref.finalize(self, os.close, self._copied)
         self.filesystem = InMemoryFilesystem()
+        self.secrets = Secrets()
         # Looked at first, before gigabytes are read that there is no room for.
         if _size(directory) > MAX_BYTES:
             raise ValueError(
@@ -139,6 +140,7 @@ class MemoryWorkspace:
         # A path, so that no name can be taken for a URL.
         with HostFilesystem(directory, read_only=True, hide=hide) as view:
             hidden = view.hidden_paths
+            self.secrets.add_hidden(view)
             if view.hidden is not None:
                 self.filesystem.hide(view.hidden, hidden)
         unwanted = (GIT, *(f"/{re.sub(_MAGIC, _ESCAPED, path)}" for path in hidden))
@@ -159,7 +161,6 @@ class MemoryWorkspace:
         rules = {found.path: self.filesystem.read_bytes(found.path).content for found in self._ignore_files()}
         self.ignored = Repository(str(directory)).ignored(rules.get)
         self.history = None
-        self.secrets = Secrets()
         self._loaded = self.filesystem.snapshot()
         self._session: Session | None = None
         self._steps: Sequence[Step] = ()
@@ -251,6 +252,7 @@ class DiskWorkspace:
         self._sessions: Collection[str] = ()
         """The session ids of all parts of the run."""
         self.secrets = Secrets()
+        self.secrets.add_hidden(self.filesystem)
         self.sandbox: PodmanSandbox | None = None
         """Where commands run, if they do."""
         self._place = Place()

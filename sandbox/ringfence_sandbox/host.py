@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence.filesystem.hidden import HiddenFiles
+    from ringfence.filesystem.hidden import HiddenContent, HiddenFiles
     from ringfence.runtime.receipts import Receipt
     from ringfence_sandbox.disk.hidden_tree import HiddenTree
     from ringfence_sandbox.scan.scan import ScanLimits
@@ -246,11 +246,8 @@ class HostFilesystem(Transactional):
         """What is hidden and there now. A hidden directory stands for all that is below it."""
         return () if self._hidden is None else tuple(self._hidden.paths)
 
-    def hidden_files(self) -> Iterator[tuple[str, bytes]]:
-        """Yield each hidden file, also those below hidden directories, with at most its first MiB.
-
-        This is for a host that masks what the files contain. What cannot be read is left out.
-        """
+    def hidden_files(self) -> Iterator[HiddenContent]:
+        """Yield each hidden file, also those below hidden directories. What cannot be read is left out."""
         if self._hidden is not None:
             yield from self._hidden.contents()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,29 @@ def test_a_file_that_an_editor_has_saved_is_covered_anew(call: Any, sandbox: Pod
     (root / ".env").write_text(f"TOKEN={SECRET} more\n")  # in place
     assert call("cat .env")[0] == "committed"
     assert sandbox.start() is second
+
+
+def test_what_a_command_reads_of_a_file_that_is_saved_meanwhile_is_masked(call: Any, root: Path) -> None:
+    """A rename over a covered file detaches what covers it. The call is denied, and what was saved stays."""
+    news = "another-value-of-the-host"
+
+    def save() -> None:
+        while not (root / "begun").exists():
+            time.sleep(0.005)
+        (root.parent / "swap").write_text(f"OTHER={news}\n")
+        os.replace(root.parent / "swap", root / ".env")
+
+    with ThreadPoolExecutor() as threads:
+        saved = threads.submit(save)
+        wait = "i=0; while [ ! -s .env ] && [ $i -lt 500 ]; do i=$((i+1)); sleep .01; done"
+        outcome, answer = call(f"touch begun; {wait}; cat .env")
+        saved.result()
+    assert outcome == "denied"
+    assert news not in answer
+    assert "OTHER=[OTHER]" in answer, "it was read"
+    assert (root / ".env").read_text() == f"OTHER={news}\n"
+    assert not (root / "begun").exists()
+    assert "OTHER" not in call("cat .env hard.txt")[1]
 
 
 def test_a_file_that_comes_is_covered_before_the_next_command(call: Any, root: Path) -> None:

@@ -23,7 +23,8 @@ SECRETS = (
     *("credentials", "credentials.json", "secrets", "secrets.*"),
 )
 """Patterns of the files in which programs usually keep keys, passwords and tokens."""
-NO_SECRETS = (".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub")
+SAMPLES = (".env.example", ".env.sample", ".env.template", ".env.dist")
+NO_SECRETS = (*SAMPLES, "id_*.pub")
 PRIVATE_KEY = b"PRIVATE KEY"
 HEAD_BYTES = 1 << 20
 """The length of the beginning of a file in which a private key is looked for."""
@@ -70,6 +71,18 @@ class HiddenFiles:
         return kind == "hidden" or (kind == "key" and PRIVATE_KEY in head())
 
 
+@dataclass(frozen=True, slots=True)
+class HiddenContent:
+    """A hidden file for a host that masks what it contains.
+
+    ``head`` is at most its first `HEAD_BYTES`. ``public`` is the content of the `SAMPLES` beside it.
+    """
+
+    path: str
+    head: bytes
+    public: bytes = b""
+
+
 @runtime_checkable
 class HidesFiles(Protocol):
     """The optional protocol of a filesystem that can hide files."""
@@ -81,6 +94,10 @@ class HidesFiles(Protocol):
 
     def hides(self, path: str) -> bool:
         """Whether a normal path is hidden, or would be if it existed."""
+        ...
+
+    def hidden_files(self) -> Iterable[HiddenContent]:
+        """The hidden files that the host can read."""
         ...
 
 

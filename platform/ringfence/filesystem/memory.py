@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.edits import line_window
-from ringfence.filesystem.hidden import HiddenFiles, hidden_error
+from ringfence.filesystem.hidden import HiddenContent, HiddenFiles, hidden_error
 from ringfence.filesystem.paths import (
     below_root,
     check_link_target,
@@ -126,6 +126,10 @@ class InMemoryFilesystem(Transactional):
         if self.hidden is None:
             return False
         return self._left_out(path) or self.hidden.hides(path, lambda: self._content(path))
+
+    def hidden_files(self) -> Iterable[HiddenContent]:
+        """Return nothing: a copy lacks what is hidden."""
+        return ()
 
     def _left_out(self, path: str) -> bool:
         return not {*self.hidden_paths}.isdisjoint((path, *directories_above(path)))

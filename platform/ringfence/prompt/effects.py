@@ -28,6 +28,7 @@ from ringfence.prompt.policy import (
     policy_state,
     refuse_unknown,
 )
+from ringfence.runtime.secrets import Secrets
 
 if TYPE_CHECKING:
     from ringfence.prompt.tool import Tool, ToolContext
@@ -123,6 +124,9 @@ class HiddenFilesPolicy(BasePolicy):
         if isinstance(filesystem, HidesFiles):
             for change in changes:
                 if filesystem.hides(change.path):
+                    # It was there while the call ran, which may have read it.
+                    secrets = context.session.secrets = context.session.secrets or Secrets()
+                    secrets.add_hidden(filesystem)
                     return PolicyDecision.deny(f"{_named(change)} is hidden, so it must not be {change.kind}")
         return ALLOW
 

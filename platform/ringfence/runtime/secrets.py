@@ -15,6 +15,8 @@ from functools import partial
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, quote_plus
 
+from ringfence.filesystem.hidden import HidesFiles
+
 ValueT = TypeVar("ValueT")
 
 SHORTEST = 8
@@ -91,6 +93,11 @@ class Secrets:
         for name, value in _settings(content).items():
             if value not in known and not _is_plain(name, value):
                 self.add(name, value)
+
+    def add_hidden(self, filesystem: HidesFiles) -> None:
+        """Mask the values of the lines ``KEY=VALUE`` of a filesystem's hidden files."""
+        for file in filesystem.hidden_files():
+            self.add_settings(file.head, file.public)
 
     def expect_masks(self) -> None:
         """Take all masks as shown: in a conversation that goes on, an earlier process may have shown any."""

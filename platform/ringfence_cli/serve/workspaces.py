@@ -156,6 +156,7 @@ def _open_view(
     if place.workspace == "podman":
         notes.append("it is read-only: shell_execute and evaluate_python, which change things, are left out")
     secrets = Secrets(place.secret_values())
+    secrets.add_hidden(filesystem)
     policies = [ReadOnlyPolicy()]
     return ServedWorkspace(directory, filesystem, sections, policies, filesystem.close, True, notes, secrets=secrets)
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from ringfence.filesystem.hidden import HEAD_BYTES, HiddenFiles, hidden_error
+from ringfence.filesystem.hidden import HEAD_BYTES, SAMPLES, HiddenContent, HiddenFiles, hidden_error
 from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.disk.confined import Confined, Found, is_reserved, open_file
 from ringfence_sandbox.disk.state_files import replacing
@@ -73,7 +73,7 @@ class HiddenTree:
             path: inode for path, inode in sorted(found.items()) if found.keys().isdisjoint(directories_above(path))
         }
 
-    def contents(self) -> Iterator[tuple[str, bytes]]:
+    def contents(self) -> Iterator[HiddenContent]:
         """Each hidden file with its beginning. What cannot be read is left out."""
         for path in self.paths:
             now = self._look(path)
@@ -83,7 +83,9 @@ class HiddenTree:
                 files = [f"{at}/{name}" for at, _, names in self._directories(path) for name in names]
             for file in files:
                 if head := self._head(file):
-                    yield file, head
+                    beside = file.rpartition("/")[0]
+                    samples = (self._head(f"{beside}/{name}".lstrip("/")) for name in SAMPLES)
+                    yield HiddenContent(file, head, b"\n".join(samples))
 
     def forget_paths(self) -> None:
         """A scan begins, which calls `sees` for all that there is."""
