@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import ringfence, served_once
-from mcp import Client
+from command_line import ringfence
+from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters
 
 from ringfence.filesystem import HiddenFiles
 from ringfence.testing import held_call
+from ringfence_cli.serve.workspaces import open_workspace
 from ringfence_sandbox import Workspace, store_directory
+from ringfence_tools.place import Place
 
 SECRET = b"a-secret-value-of-the-host"
 NOTE = b"a-private-note-of-the-host"
@@ -119,25 +121,26 @@ def test_a_bad_pattern_is_a_usage_error(tree: Path, command: str) -> None:
 
 
 def test_a_server_says_what_it_hides(tree: Path) -> None:
-    assert b"left out: .env (hidden" in served_once(tree).stderr
-    assert b"left out: .env" not in served_once(tree, "--no-hide", "--read-only").stderr
+    for place in ("disk", "memory"):
+        for read_only in (False, True):
+            served = open_workspace(Place(place), tree, read_only=read_only, hide=HiddenFiles())
+            served.close()
+            assert any(note.startswith("left out: .env (hidden") for note in served.notes)
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("options", [(), ("--read-only",)])
-async def test_the_official_client_gets_nothing_of_a_hidden_file(tree: Path, options: tuple[str, ...]) -> None:
-    words = ["-m", "ringfence_cli", "serve", str(tree), "--hide", "/private", *options]
+async def test_the_official_client_gets_nothing_of_a_hidden_file(tree: Path) -> None:
+    words = ["-m", "ringfence_cli", "serve", str(tree), "--hide", "/private"]
     environment = {name: value for name, value in os.environ.items() if name.startswith(("RINGFENCE", "HOME", "TMP"))}
     async with Client(StdioServerParameters(command=sys.executable, args=words, env=environment)) as client:
-        offered = {tool.name for tool in (await client.list_tools()).tools}
         for call in READS["tool_calls"]:
-            if call["name"] in offered:
-                answer = str(await client.call_tool(call["name"], call["arguments"]))
-                assert not [secret for secret in (SECRET, NOTE) if secret.decode() in answer]
-                if call["name"] == "read_file":
-                    assert "there and hidden" in answer
-        if "diff" in offered and not options:
-            assert SECRET.decode() not in str(await client.call_tool("diff", {"since": 0}))
+            answer = str(await client.call_tool(call["name"], call["arguments"]))
+            assert not [secret for secret in (SECRET, NOTE) if secret.decode() in answer]
+            if call["name"] == "read_file":
+                assert "there and hidden" in answer
+        assert SECRET.decode() not in str(await client.call_tool("diff", {"since": 0}))
+        with pytest.raises(MCPError, match="hidden"):
+            await client.read_resource("workspace:///.env")
     assert (tree / ".env").read_bytes() == b"TOKEN=" + SECRET + b"\n"
 
 

@@ -318,6 +318,28 @@ def test_undo_and_restore_leave_hidden_files_alone(files: HostFilesystem, worksp
     assert {path: (root / path).read_bytes() for path in before} == before
 
 
+def test_a_history_that_has_a_file_does_not_bring_it_back_over_a_hidden_one(root: Path) -> None:
+    store = root.parent / "store"
+    with Workspace.open(root, store=store, hide=HiddenFiles(usual=False)) as shown, shown.transaction("a test"):
+        shown.filesystem.write(".env", "as a call left it")
+        shown.filesystem.write("new/.env", "made by a call")
+    with Workspace.open(root, store=store, hide=HiddenFiles()) as hidden:
+        (root / ".env").write_text("by a person")
+        done = hidden.undo()
+        assert {path: done.outcomes[path] for path in (".env", "new/.env")} == dict.fromkeys(
+            (".env", "new/.env"), "kept"
+        )
+        hidden.restore(0)
+        assert ((root / ".env").read_text(), (root / "new/.env").read_text()) == ("by a person", "made by a call")
+
+
+def test_a_virtual_environment_is_not_hidden_for_its_name(files: HostFilesystem, root: Path) -> None:
+    agent = Agent(files)
+    assert agent("run", text="mkdir -p venv/.env/bin; echo shown > venv/.env/bin/python") == "committed"
+    assert files.read("venv/.env/bin/python").content == "shown\n"
+    assert files.grep("shown", path="venv")
+
+
 def test_a_policy_denies_every_call_where_nothing_is_hidden(tmp_path: Path) -> None:
     with HostFilesystem(tmp_path, store=tmp_path.parent / "other") as files:
         assert Agent(files)("ls") == "denied"
