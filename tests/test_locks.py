@@ -18,6 +18,7 @@ from packaging.tags import sys_tags
 
 from ringfence_sandbox.project.artefacts import Artefact, Fetcher, LockError
 from ringfence_sandbox.project.npm_lock import npm_project
+from ringfence_sandbox.project.own_packages import own_packages
 from ringfence_sandbox.project.project_files import NPM_LOCK, UV_LOCK, locks
 from ringfence_sandbox.project.python_locks import Pin, artefacts_of, requirement_pins, uv_pins
 from ringfence_sandbox.project.registries import Registries, configured
@@ -217,6 +218,47 @@ def test_a_password_is_sent_and_not_shown(project: Path, index: Index) -> None:
         fetcher.fetch_all([Artefact("x 1", frozenset([NOTHING]), [f"{with_password}/x"], "x")], project, "packages")
     assert "word" not in str(refused.value)
     assert index.authorized == [f"Basic {base64.b64encode(b'user:word').decode()}"]
+
+
+HATCH = '[tool.hatch.build.targets.wheel]\npackages = ["a/x", "b/y"]\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "paths"),
+    [
+        ({}, ["/workspace"]),
+        ({"src/x.py": ""}, ["/workspace/src"]),
+        ({"pyproject.toml": '[tool.setuptools.packages.find]\nwhere = ["lib"]\n'}, ["/workspace/lib"]),
+        ({"pyproject.toml": HATCH}, ["/workspace/a", "/workspace/b"]),
+        ({"pyproject.toml": "not toml ["}, ["/workspace"]),
+        ({"pyproject.toml": '[project]\nname = "../x"\n'}, ["/workspace"]),
+    ],
+)
+def test_a_projects_own_packages_are_found_in_the_workspace(
+    project: Path, files: Mapping[str, str], paths: list[str]
+) -> None:
+    write(project, files)
+    found = own_packages(str(project), [""])
+    assert found["site/ringfence_workspace.pth"].splitlines() == paths
+    assert list(found) == ["site/ringfence_workspace.pth"]
+
+
+def test_metadata_of_a_project_is_what_its_names_allow(project: Path) -> None:
+    text = """[project]
+name = "My.App"
+version = "1.0"
+scripts = { good = "a.b:c.d", "../evil" = "a:b", ".." = "a:b", code = "os; import os:x", lines = "a:b\\nimport os" }
+"""
+    write(project, {"pyproject.toml": text, "packages/one/pyproject.toml": '[project]\nname = "one"\nversion = "2"\n'})
+    found = own_packages(str(project), ["", "packages/one"])
+    assert sorted(name for name in found if "METADATA" in name or "scripts/" in name) == [
+        "scripts/good",
+        "site/my_app-1.0.dist-info/METADATA",
+        "site/one-2.dist-info/METADATA",
+    ]
+    assert found["site/my_app-1.0.dist-info/entry_points.txt"] == "[console_scripts]\ngood = a.b:c.d\n.. = a:b\n"
+    assert "from a.b import c\n" in found["scripts/good"]
+    assert found["site/ringfence_workspace.pth"].splitlines() == ["/workspace", "/workspace/packages/one"]
 
 
 # -- attacks

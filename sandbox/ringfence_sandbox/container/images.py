@@ -9,6 +9,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ Progress = Callable[[str], None]
 _WORDS = {"registry": "a registry", "debian": "Debian's packages"}
 RECIPE_LABEL = "io.ringfence.recipe"
 _BUILD_SECONDS = 900.0
+_TICK_SECONDS = 5.0
 
 # Packages are only unpacked: their own scripts, which need privileges and time, would have done this.
 _UNPACKED = """
@@ -45,6 +48,24 @@ rm -rf "$1/usr/share/doc" "$1/usr/share/man" "$1/usr/share/locale" "$1/usr/share
 
 def _silent(_line: str) -> None:
     """Show nothing."""
+
+
+@contextmanager
+def ticking(progress: Progress, words: str) -> Generator[None]:
+    """A block that may take long and say nothing: every few seconds a line tells that it goes on."""
+    ended, begun = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while not ended.wait(_TICK_SECONDS):
+            progress(f"  {words}: {time.monotonic() - begun:.0f} s so far")
+
+    ticker = threading.Thread(target=tick, daemon=True)
+    ticker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        ticker.join()
 
 
 def _recipes() -> Path:
@@ -153,9 +174,13 @@ def build(
         for source in sources:
             try:
                 progress(f"building the image {wanted.name!r} from {_WORDS[source]}; this takes a minute, once")
-                base = _pulled(connection, wanted) if source == "registry" else _unpacked(connection, wanted, progress)
-                progress("finishing it in a container")
-                _build(connection, wanted, source, base, progress)
+                with ticking(progress, f"building {wanted.name!r}"):
+                    if source == "registry":
+                        base = _pulled(connection, wanted)
+                    else:
+                        base = _unpacked(connection, wanted, progress)
+                    progress("finishing it in a container")
+                    _build(connection, wanted, source, base, progress)
             except (APIError, SandboxUnavailableError, OSError, subprocess.SubprocessError, *UNREADABLE) as error:
                 failed.append(f"from {source}: {str(error).strip()[-800:]}")
                 progress(f"it cannot be built from {_WORDS[source]}")

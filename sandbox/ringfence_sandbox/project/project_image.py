@@ -18,7 +18,7 @@ from podman.errors import APIError
 from ringfence.errors import SandboxUnavailableError
 from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.container.image_build import CONTAINERFILE, Context, build_image
-from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, existing, existing_recipe
+from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, existing, existing_recipe, ticking
 from ringfence_sandbox.container.podman_connection import UNREADABLE, Connection, connect
 from ringfence_sandbox.disk.places import StateDirectoryError, state_directory
 from ringfence_sandbox.disk.state_files import replacing
@@ -201,14 +201,9 @@ class _Build:
             lines = ["ARG BASE", "FROM ${BASE}", "USER root", *steps, "WORKDIR /workspace", ""]
             context.add(CONTAINERFILE, "\n".join(lines))
             self._progress("installing them in a container without network")
-            build_image(
-                self._connection,
-                context,
-                tag,
-                labels={PROJECT_LABEL: self._root},
-                args={"BASE": base},
-                output=self._output,
-            )
+            labels, args = {PROJECT_LABEL: self._root}, {"BASE": base}
+            with ticking(self._progress, "installing"):
+                build_image(self._connection, context, tag, labels=labels, args=args, output=self._output)
         self._remember(ProjectImage(self._root, tag, inputs))
         for note in self._notes:
             self._progress(note)
