@@ -21,7 +21,7 @@ from ringfence.errors import CallCancelledError
 from ringfence.runtime import Cancellation
 from ringfence_cli.policies import owner_file
 from ringfence_cli.serve.workspaces import open_workspace
-from ringfence_sandbox import Workspace
+from ringfence_sandbox import Workspace, store_directory
 from ringfence_tools.place import Place
 
 PATIENT = 60.0
@@ -197,7 +197,10 @@ def test_a_directory_is_not_held_before_a_client_asks_for_the_tools(root: Path, 
         server.ask("ping", {})
         assert server.answer()["result"] == {}
     server.tools()
-    wait_for(lambda: "`ringfence serve`" in ringfence_text("checkpoint", str(root), "name").stderr)
+    # Only a look: a command that takes the directory first would keep it from the server.
+    holder = store_directory(root) / "holder"
+    wait_for(lambda: str(server.process.pid) in holder.read_text())
+    assert "`ringfence serve`" in ringfence_text("checkpoint", str(root), "name").stderr
 
 
 def test_a_client_that_goes_while_the_tree_is_recorded_is_not_waited_for(root: Path) -> None:
