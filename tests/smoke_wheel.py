@@ -16,6 +16,7 @@ from pathlib import Path
 
 SOURCES = {
     "ringfence": "platform",
+    "ringfence_batch": "platform",
     "ringfence_cli": "platform",
     "ringfence_sandbox": "sandbox",
     "ringfence_tools": "contrib_tools",

@@ -22,6 +22,7 @@ import ringfence
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "platform/ringfence",
+    "platform/ringfence_batch",
     "platform/ringfence_cli",
     "sandbox/ringfence_sandbox",
     "contrib_tools/ringfence_tools",
