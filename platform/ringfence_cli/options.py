@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ringfence.filesystem.hidden import HiddenFiles
     from ringfence_cli.signals import Signals
     from ringfence_tools.place import Place, WorkspaceKind
+    from ringfence_tools.spec_error import SpecError
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
@@ -46,6 +47,11 @@ class BusyError(NotStartedError):
     """Another process has the workspace open."""
 
 
+def spec_refused(error: SpecError, ctx: click.Context | None = None) -> click.BadParameter:
+    """Return the usage error for a SPEC that cannot be used."""
+    return click.BadParameter(str(error), ctx, param_hint=f"'{error.option}'")
+
+
 @dataclass(slots=True)
 class Invocation:
     """The state of one run of the program. It is the object of click's contexts."""
@@ -71,6 +77,16 @@ class Command(click.Command):
         if isinstance(ctx.obj, Invocation):
             ctx.obj.command, ctx.obj.wants_json = self, self._wants_json(ctx, list(args))
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            from ringfence_tools.spec_error import SpecError
+
+            if isinstance(error, SpecError):
+                raise spec_refused(error, ctx) from None
+            raise
 
     def _wants_json(self, ctx: click.Context, args: list[str]) -> bool:
         parser = self.make_parser(ctx)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import os
-import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from ringfence import serde
 from ringfence.errors import PromptValidationError
-from ringfence.filesystem.edits import read_host_text
 from ringfence.filesystem.paths import escape_path
-from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
 from ringfence.prompt.policy import Policy
 from ringfence_cli.options import THIS_DIRECTORY, Interruptible
-from ringfence_cli.own_code import policy_of
 from ringfence_sandbox import record_root, store_directory
-from ringfence_tools.printable import why
+from ringfence_tools.policy_specs import parse_policy_file, parse_specs, strictest
+from ringfence_tools.spec_error import SpecError
 
 FILE_NAME = "ringfence.toml"
-KINDS = "allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB, FILE.toml or FILE.py:NAME"
 CONTAINER_TOOLS = ("shell_execute", "evaluate_python")
 
 
@@ -44,46 +38,6 @@ def file(directory: Path) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
-    allow: tuple[str, ...] | None = None
-    deny: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Tests:
-    tool: str
-    command: str | tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyTable:
-    """The table ``[policies]`` of a file."""
-
-    protected: bool = False
-    deletions: int | None = None
-    paths: Paths | None = None
-    tests: Tests | None = None
-
-    def policies(self) -> Iterator[Policy]:
-        if self.protected:
-            yield ProtectedFilesPolicy()
-        if self.paths is not None:
-            yield PathPolicy(allow=self.paths.allow, deny=self.paths.deny)
-        if self.deletions is not None:
-            yield DeletionLimitPolicy(max_files=self.deletions)
-        if self.tests is not None:
-            tests = self.tests
-            yield RequireCleanTestsPolicy(tests.tool, command=tests.command, before=tests.before, paths=tests.paths)
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyFile:
-    policies: PolicyTable = field(default_factory=PolicyTable)
-
-
 def owner_file(directory: Path) -> Path:
     """Return the path of the owner's policy file. It is beside the store, and neither needs to exist."""
     return store_directory(directory) / FILE_NAME
@@ -93,60 +47,17 @@ def policies_of(directory: Path, specs: Sequence[str]) -> tuple[Policy, ...]:
     """Return the policies of the owner's file and of the command line.
 
     Raises:
-        click.UsageError: a SPEC is invalid, or a file is unreadable, invalid or inside the workspace.
+        click.UsageError: the owner's file is invalid.
+        SpecError: a SPEC is invalid, or its file is unreadable, invalid or inside the workspace.
     """
     file = owner_file(directory)
     try:
-        owned = _parse_file(file, directory) if os.path.lexists(file) else ()
-    except click.BadParameter as error:
-        raise click.UsageError(f"what the owner of the directory says cannot be understood: {error.message}") from None
+        owned = parse_policy_file(file, directory) if os.path.lexists(file) else ()
+    except SpecError as error:
+        raise click.UsageError(f"what the owner of the directory says cannot be understood: {error}") from None
     if owned:
         record_root(directory)
-    return _strictest((*owned, *parse_specs(specs, directory)))
-
-
-def parse_specs(specs: Sequence[str], directory: Path) -> tuple[Policy, ...]:
-    """Return the policies of the command line. All patterns make one policy. Raises click.BadParameter."""
-    found: list[Policy] = []
-    globs: dict[str, list[str]] = {"allow": [], "deny": []}
-    for spec in specs:
-        kind, _, rest = spec.partition(":")
-        try:
-            if kind in globs:
-                globs[kind].append(_pattern(kind, rest, directory))
-            elif spec == "protected":
-                found.append(ProtectedFilesPolicy())
-            elif kind == "deletions":
-                found.append(DeletionLimitPolicy(max_files=_count(rest)))
-            elif kind == "tests":
-                found.append(_clean_tests(rest, directory))
-            elif spec.endswith(".toml"):
-                found.extend(_parse_file(Path(spec), directory, may_be_empty=False))
-            elif is_code(spec):
-                found.append(policy_of(spec, directory))
-            else:
-                raise _bad(f"there is no policy {spec!r}; there are {KINDS}")
-        except (PromptValidationError, ValueError) as error:
-            raise _bad(f"{spec!r}: {error}") from None
-    if any(globs.values()):
-        try:
-            found.append(PathPolicy(allow=globs["allow"] or None, deny=globs["deny"]))
-        except PromptValidationError as error:
-            raise _bad(str(error)) from None
-    return _strictest(found)
-
-
-def is_code(spec: str) -> bool:
-    """Whether a SPEC names a policy of the user's own, FILE.py:NAME."""
-    place, _, name = spec.rpartition(":")
-    return place.endswith(".py") and name.isidentifier() and spec.partition(":")[0] not in ("allow", "deny", "tests")
-
-
-def _strictest(policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """Return the policies with only the lowest limit on deletions."""
-    limits = [policy for policy in policies if isinstance(policy, DeletionLimitPolicy)]
-    lowest = min(limits, key=lambda limit: limit.max_files, default=None)
-    return tuple(policy for policy in policies if policy is lowest or policy not in limits)
+    return strictest((*owned, *parse_specs(specs, directory)))
 
 
 def unfit(error: PromptValidationError, directory: Path, workspace: str | None) -> click.UsageError:
@@ -158,59 +69,3 @@ def unfit(error: PromptValidationError, directory: Path, workspace: str | None) 
     if os.path.lexists(file):
         message += f". What the owner of the directory says is in {escape_path(str(file))}"
     return click.UsageError(message)
-
-
-def _pattern(kind: str, glob: str, directory: Path) -> str:
-    if not glob:
-        raise ValueError(f"{kind}:GLOB takes a pattern, such as {kind}:/src/**")
-    _refuse_path_of_host(glob, directory)
-    return glob
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise ValueError("deletions:N takes a number of files, such as deletions:3")
-    return int(text)
-
-
-def _clean_tests(text: str, directory: Path) -> Policy:
-    """Parse ``TOOL:GLOB`` or ``TOOL=COMMAND:GLOB``. The command may have colons, the glob may not."""
-    tool, _, pattern = text.partition(":")
-    command = ()
-    if "=" in tool:
-        named, _, pattern = text.rpartition(":")
-        tool, _, command = named.partition("=")
-    if not (tool and pattern):
-        raise ValueError("tests:TOOL:GLOB takes a tool and a pattern, such as tests:shell_execute:/src/**")
-    _refuse_path_of_host(pattern, directory)
-    return RequireCleanTestsPolicy(tool, command=command, paths=[pattern])
-
-
-def _refuse_path_of_host(pattern: str, directory: Path) -> None:
-    """Raise ValueError for a pattern that begins with the path of the workspace. It would match nothing."""
-    for root in (os.path.abspath(directory), os.path.realpath(directory)):
-        if root != "/" and f"{pattern}/".startswith(f"{root}/"):
-            meant = pattern.removeprefix(root) or "/**"
-            raise ValueError(f"patterns are from the root of the workspace: for {pattern} write {meant}")
-
-
-def _parse_file(file: Path, directory: Path, *, may_be_empty: bool = True) -> tuple[Policy, ...]:
-    root = os.path.realpath(directory)
-    for place in (os.path.abspath(file), os.path.realpath(file)):
-        if os.path.commonpath((root, place)) == root:
-            raise _bad(f"{file} is inside of the workspace, where the agent could change it: keep it elsewhere")
-    try:
-        table = serde.parse(PolicyFile, tomllib.loads(read_host_text(file)), extra="forbid", coerce=False).policies
-        paths, tests = table.paths or Paths(), table.tests or Tests("")
-        for pattern in (*(paths.allow or ()), *paths.deny, *tests.paths):
-            _refuse_path_of_host(pattern, directory)
-        found = tuple(table.policies())
-    except (OSError, PromptValidationError, ValueError) as error:
-        raise _bad(f"{file}: {why(error)}") from None
-    if not found and not may_be_empty:  # whoever names a file does not want all to be allowed
-        raise _bad(f"{file}: it has no policy: a table [policies] has protected, deletions, paths or tests")
-    return found
-
-
-def _bad(message: str) -> click.BadParameter:
-    return click.BadParameter(message, param_hint="'--policy'")

@@ -26,7 +26,6 @@ from ringfence.runtime.secrets import Secrets, masked_logs
 from ringfence.runtime.session import Session
 from ringfence_cli.history import recovery
 from ringfence_cli.limits import RunLimits, absolute_code, absolute_policy
-from ringfence_cli.models import model_of
 from ringfence_cli.options import BusyError, Invocation, hidden_of, place_of
 from ringfence_cli.outputs import (
     MAX_LISTED,
@@ -38,8 +37,8 @@ from ringfence_cli.outputs import (
     put_diff,
     refuse_one_file,
 )
-from ringfence_cli.own_code import reserve_stdout, sections_of
-from ringfence_cli.policies import is_code, policies_of, unfit
+from ringfence_cli.own_code import reserve_stdout
+from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.receipts_file import ReceiptsFile
 from ringfence_cli.resume import RunRecord, is_interrupted, run_to_resume
 from ringfence_cli.signals import Signals
@@ -56,7 +55,10 @@ from ringfence_tools.agent_run import (
     check_task,
     run_agent,
 )
+from ringfence_tools.model_specs import model_of
+from ringfence_tools.own_code import sections_of
 from ringfence_tools.place import WorkspaceKind
+from ringfence_tools.policy_specs import is_code
 from ringfence_tools.printable import ignored_line, line_counts, plural, printable, unpatchable_changes, why
 from ringfence_tools.run_workspace import RunWorkspace, protect_path
 

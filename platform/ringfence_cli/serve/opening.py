@@ -18,9 +18,9 @@ from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.secrets import masked_logs
 from ringfence.runtime.session import Session
-from ringfence_cli.options import UNAVAILABLE, BusyError, NotStartedError
+from ringfence_cli.options import UNAVAILABLE, BusyError, NotStartedError, spec_refused
 from ringfence_cli.outputs import ErrorStream, refuse_way_out
-from ringfence_cli.own_code import reserve_stdout, sections_of
+from ringfence_cli.own_code import reserve_stdout
 from ringfence_cli.policies import policies_of, unfit
 from ringfence_cli.receipts_file import ReceiptsFile
 from ringfence_cli.serve.clients import Client
@@ -29,8 +29,10 @@ from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace, prev
 from ringfence_cli.workspace import recovered_before_copy
 from ringfence_sandbox import StateDirectoryError, describe_moved_root
 from ringfence_tools.agent_run import MakeSection
+from ringfence_tools.own_code import sections_of
 from ringfence_tools.printable import why
 from ringfence_tools.run_workspace import protect_path
+from ringfence_tools.spec_error import SpecError
 
 if TYPE_CHECKING:
     from ringfence.telemetry import Telemetry
@@ -40,6 +42,7 @@ SHARING = "To share it, run one server with --http for all clients. To look only
 
 REFUSALS = (
     PromptValidationError,
+    SpecError,
     SandboxUnavailableError,
     CallCancelledError,
     OSError,
@@ -140,7 +143,7 @@ class LazyWorkspace:
             with reserve_stdout(sections):
                 client = Client(workspace, lambda session: None, shared=shared)
                 client.close()
-        except (click.ClickException, PromptValidationError):
+        except (click.ClickException, PromptValidationError, SpecError):
             raise
         except Exception as error:
             if not sections:
@@ -164,6 +167,8 @@ class LazyWorkspace:
     def _refusal(self, error: Exception) -> click.ClickException:
         if isinstance(error, PromptValidationError):
             return unfit(error, self._options.directory, self._options.place.workspace)
+        if isinstance(error, SpecError):
+            return spec_refused(error)
         if isinstance(error, StateDirectoryError):
             return NotStartedError.of(error)
         if isinstance(error, BusyError):

@@ -1,4 +1,4 @@
-"""The adapter for ``--model SPEC``."""
+"""The adapter for the SPEC of a model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import click
-
 from ringfence.adapters.loop import LoopAdapter
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence_tools.printable import why
+from ringfence_tools.spec_error import SpecError
 
 if TYPE_CHECKING:
     from ringfence.adapters import AnthropicAdapter, OpenAIAdapter
@@ -20,7 +19,7 @@ MAX_WAIT_SECONDS = 600.0
 
 
 def model_of(spec: str, stack: ExitStack) -> LoopAdapter:
-    """Return the adapter for a SPEC. ``stack`` closes its connections. Raises click.BadParameter."""
+    """Return the adapter for a SPEC. ``stack`` closes its connections. Raises SpecError."""
     kind, _, name = spec.partition(":")
     if kind not in ("openai", "anthropic", "script") or not name:
         raise _bad(
@@ -60,5 +59,5 @@ def _is_base_url(url: str) -> bool:
         return False
 
 
-def _bad(message: str) -> click.BadParameter:
-    return click.BadParameter(message, param_hint="'--model'")
+def _bad(message: str) -> SpecError:
+    return SpecError("--model", message)

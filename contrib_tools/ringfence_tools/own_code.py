@@ -1,0 +1,146 @@
+"""Sections and policies that a user has written, in a Python file or an installed module."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from ringfence.errors import PromptValidationError
+from ringfence.failures import describe_error
+from ringfence.prompt.policy import Policy, check_policy
+from ringfence.prompt.section import Section
+from ringfence.prompt.tool import Tool
+from ringfence.runtime.session import Session
+from ringfence_tools.agent_run import MakeSection
+from ringfence_tools.printable import why
+from ringfence_tools.spec_error import SpecError
+
+_SECTION, _POLICY = "--section", "--policy"
+_WANTED_SECTION = "it is FILE.py:NAME or MODULE:NAME, of a section or a function from a session to one"
+_WANTED_POLICY = "it is FILE.py:NAME, of a policy"
+
+
+def sections_of(specs: Sequence[str], directory: Path) -> tuple[MakeSection, ...]:
+    """Return the functions that make the sections of the SPECs for the session of a run.
+
+    Raises SpecError if a module cannot be imported or the agent could change its file.
+    """
+    return tuple(_section_of(spec, directory) for spec in specs)
+
+
+def policy_of(spec: str, directory: Path) -> Policy:
+    """Return the policy that FILE.py:NAME names. Raises SpecError if there is none."""
+    found = _load(spec, directory, _WANTED_POLICY, _POLICY)
+    if found is None:
+        raise _bad(f"{spec!r}: it has no such name", _POLICY)
+    try:
+        check_policy(found, "it")
+    except (PromptValidationError, TypeError, ValueError) as error:
+        raise _bad(f"{spec!r}: {error}", _POLICY) from None
+    return cast("Policy", found)
+
+
+def _load(spec: str, directory: Path, wanted: str, option: str) -> object:
+    """Return what ``FILE.py:NAME`` or ``MODULE:NAME`` names, or None if the module has no such name."""
+    place, _, name = spec.rpartition(":")
+    if not place or not name.isidentifier():
+        raise _bad(f"{spec!r}: {wanted}", option)
+    try:
+        module = (
+            _of_file(Path(place), directory, option) if place.endswith(".py") else _of_name(place, directory, option)
+        )
+        return getattr(module, name, None)
+    except SpecError:
+        raise
+    except (Exception, SystemExit) as error:  # a program, say, that is not meant to be imported
+        raise _bad(f"{place} cannot be imported: {_describe_failure(error)}", option) from error
+
+
+def _section_of(spec: str, directory: Path) -> MakeSection:
+    found = _load(spec, directory, _WANTED_SECTION, _SECTION)
+    if isinstance(found, Section):
+        section = cast("Section[Any]", found)
+        return lambda session: section
+    if not callable(found) and not isinstance(found, Tool):
+        what = "has no such name" if found is None else f"has a {type(found).__name__} there"
+        raise _bad(f"{spec!r}: it {what}, and a section, or a function from a session to one, is wanted")
+    if isinstance(found, Tool) or (inspect.isfunction(found) and "context" in inspect.signature(found).parameters):
+        raise _bad(f"{spec!r} is a tool: put it in a section, such as ToolsSection(title=..., tools=[Tool.wrap(...)])")
+    function = cast("Callable[[Session], object]", found)
+
+    def made(session: Session) -> Section[Any]:
+        try:
+            section = function(session)
+        except (Exception, SystemExit) as error:
+            raise _bad(f"{spec!r} makes no section: {_describe_failure(error)}") from error
+        if not isinstance(section, Section):
+            raise _bad(f"{spec!r}: it made a {type(section).__name__}, and no section")
+        return cast("Section[Any]", section)
+
+    return made
+
+
+def _of_file(file: Path, directory: Path, option: str) -> ModuleType:
+    real = os.path.realpath(file)
+    _refuse_in(directory, option, os.path.abspath(file), real)
+    try:
+        with open(real, "rb"):
+            pass
+    except OSError as error:
+        raise _bad(f"{file} cannot be read: {why(error)}", option) from None
+    # A name that no other module has: dataclasses and others look their module up by it.
+    name = f"ringfence_user_{sha256(real.encode(errors='surrogateescape')).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    found = spec_from_file_location(name, real)
+    assert found is not None
+    assert found.loader is not None
+    module = sys.modules[name] = module_from_spec(found)
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _of_name(name: str, directory: Path, option: str) -> ModuleType:
+    names = name.split(".")
+    for end in range(1, len(names) + 1):
+        found = find_spec(".".join(names[:end]))  # which imports what is above it, that has passed, and not itself
+        if found is None:
+            raise _bad(
+                f"there is no module {'.'.join(names[:end])}: install its package, or name a file, FILE.py:NAME", option
+            )
+        places = [*([found.origin] if found.origin else []), *(found.submodule_search_locations or [])]
+        _refuse_in(directory, option, *places, *map(os.path.realpath, places))
+    return import_module(name)
+
+
+def _refuse_in(directory: Path, option: str, *places: str) -> None:
+    root = os.path.realpath(directory)
+    for place in places:
+        if Path(place).is_relative_to(root):
+            raise _bad(
+                f"{place} is inside of the workspace, where the agent could change it: keep it elsewhere", option
+            )
+
+
+def _describe_failure(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):  # which says where
+        return describe_error(error)
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{describe_error(error)} ({last.filename}, line {last.lineno})"
+
+
+def _bad(message: str, option: str = _SECTION) -> SpecError:
+    return SpecError(option, message)
