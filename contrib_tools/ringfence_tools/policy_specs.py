@@ -81,6 +81,8 @@ def parse_specs(specs: Sequence[str], directory: Path) -> tuple[Policy, ...]:
                 found.append(policy_of(spec, directory))
             else:
                 raise _bad(f"there is no policy {spec!r}; there are {KINDS}")
+        except SpecError:
+            raise
         except (PromptValidationError, ValueError) as error:
             raise _bad(f"{spec!r}: {error}") from None
     if any(globs.values()):
