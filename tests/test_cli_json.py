@@ -86,7 +86,7 @@ def test_what_nothing_was_begun_with_is_an_object_too(tree: Path, arguments: lis
         ("run {tree} --model script:x", "give --task"),
         ("log {tree}/missing", "missing' does not exist"),
         ("show {tree} 7", "has no history yet"),
-        ("undo {tree} 1 --step 2", "give either N"),
+        ("undo {tree} 1 --step 2", "give one of N"),
         ("sandbox doctor --imag x", "No such option"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from ringfence.filesystem.diff import moved
 from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.filesystem.paths import display_path
 from ringfence.participants import Change, FileVersion
-from ringfence_tools.printable import line_counts, plural
+from ringfence_tools.printable import files_of, line_counts, plural
 
 HUGE_LINES = 400
 """A diff of one file with more changed lines is huge."""
@@ -32,7 +31,7 @@ def attention(
 
     ``ignored`` are the changes of ignored paths; of these, ignore files count alone.
     """
-    lines = _changed_lines(patch)
+    lines = {path: sum(line_counts(part)) for _, path, part in files_of(patch)}
     rules = [change for change in (*changes, *ignored) if paths.has_rules_at(change.path)]
     found = [Attention(change.path, f"an ignore file, {change.kind}") for change in rules]
     found += [Attention(change.path, reason) for change in changes for reason in _reasons(change, lines)]
@@ -56,15 +55,6 @@ def _reasons(change: Change, lines: Mapping[str, int]) -> Iterator[str]:
 def _leads_out(path: str, target: str) -> bool:
     place = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
     return place.startswith("/") or place.split("/")[0] == ".."
-
-
-def _changed_lines(patch: bytes) -> dict[str, int]:
-    """Map the path of each file in a patch to the number of its added and removed lines."""
-    counts: dict[str, int] = {}
-    for part in re.split(rb"\n(?=diff --git )", patch):
-        _, _, name = part.partition(b"\n")[0].partition(b" b/")
-        counts[name.decode("utf-8", "surrogateescape")] = sum(line_counts(part))
-    return counts
 
 
 @dataclass(frozen=True, slots=True)

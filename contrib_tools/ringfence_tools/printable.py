@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -130,6 +131,31 @@ def line_counts(patch: bytes) -> tuple[int, int]:
     return added, removed
 
 
+def files_of(patch: bytes) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the old path, the new path and the part of each file in a patch. Paths are quoted as git quotes them."""
+    # The lines of content begin with a blank or a sign, so none looks like a header.
+    for part in re.split(rb"\n(?=diff --git )", patch.removesuffix(b"\n")) if patch else ():
+        header, _, rest = part.partition(b"\n")
+        both = header.removeprefix(b"diff --git ").decode("utf-8", "surrogateescape")
+        old, new = both[: len(both) // 2], both[len(both) // 2 + 1 :]  # a/PATH b/PATH
+        if renamed := re.search(rb"^rename from (.*)\nrename to (.*)", rest, re.MULTILINE):
+            old, new = (f"x/{os.fsdecode(name)}" for name in renamed.groups())
+        yield old[2:], new[2:], part
+
+
+def stat_lines(patch: bytes) -> Iterator[str]:
+    """Yield a line for each file in a patch, with the numbers of its added and removed lines, and one for all."""
+    rows: list[tuple[str, str]] = []
+    for old, new, part in files_of(patch):
+        added, removed = line_counts(part)
+        is_binary = b"\nGIT binary patch\n" in part
+        rows.append((new if old == new else f"{old} -> {new}", "binary" if is_binary else f"+{added} -{removed}"))
+    width = min(max((len(name) for name, _ in rows), default=0), MAX_STAT_COLUMNS)
+    yield from (f"{name:{width}}  {counts}" for name, counts in rows)
+    added, removed = line_counts(patch)
+    yield f"{plural(len(rows), 'file')} changed, +{added} -{removed} lines"
+
+
 def patch_json(patch: bytes) -> dict[str, object]:
     """A patch for JSON: as text, or, since files need not be UTF-8, in base64."""
     try:
@@ -139,6 +165,8 @@ def patch_json(patch: bytes) -> dict[str, object]:
 
 
 MAX_CHANGE_LINES = 20
+MAX_STAT_COLUMNS = 60
+"""Longer names push the numbers of their line aside."""
 IN_A_PATCH = {0o644, 0o755}
 
 

@@ -7,7 +7,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import reprlib
 import secrets
 import shlex
@@ -35,6 +34,7 @@ from ringfence_tools.agent_run import RunOutcome, RunStats, RunWatcher
 from ringfence_tools.attention import Moved, with_moves
 from ringfence_tools.planning import Plan
 from ringfence_tools.printable import (
+    files_of,
     ignored_line,
     line_counts,
     one_line,
@@ -66,8 +66,6 @@ MAX_PATCH_CHARACTERS = 3_000_000
 MAX_FILE_LINES, MAX_LINE_CHARACTERS = 2_000, 1_000
 OPENED_LINES = 400
 """The most lines of a patch that are unfolded. A file with more lines than are left of them is folded."""
-HEADER = b"diff --git "
-RENAME_FROM = b"rename from "
 KINDS = {b"@": "hunk", b"+": "add", b"-": "del"}
 
 
@@ -121,22 +119,21 @@ def render_call(receipt: Receipt, answer: str, directory: Path, split: Split = l
 def render_patch(patch: bytes) -> Markup:
     """Render a patch as one foldable part for each file. The end of a very long patch is only counted."""
     shown: list[PatchedFile] = []
-    # The lines of content begin with a blank or a sign, so none looks like a header.
-    parts = [part.split(b"\n") for part in re.split(rb"\n(?=diff --git )", patch.removesuffix(b"\n")) if part]
-    room, opened = MAX_PATCH_CHARACTERS, 0
-    for lines in parts:
+    room, opened, left = MAX_PATCH_CHARACTERS, 0, 0
+    for old, new, part in files_of(patch):
+        lines = part.split(b"\n")
         is_open = opened + len(lines) <= OPENED_LINES
         opened += len(lines) if is_open else 0
-        file = _patched_file(lines, is_open=is_open)
+        file = _patched_file(new if old == new else f"{old} -> {new}", lines, is_open=is_open)
         room -= sum(len(content) + len('<span class="same">\n</span>') for _, content in file.lines)
         if room >= 0:
             shown.append(file)
-    return _template().patch(shown, len(parts) - len(shown))
+        else:
+            left += 1
+    return _template().patch(shown, left)
 
 
-def _patched_file(lines: list[bytes], *, is_open: bool) -> PatchedFile:
-    both = lines[0].removeprefix(HEADER).decode("utf-8", "surrogateescape")
-    one, other = both[: len(both) // 2], both[len(both) // 2 + 1 :]  # a/PATH b/PATH
+def _patched_file(name: str, lines: list[bytes], *, is_open: bool) -> PatchedFile:
     added, removed = line_counts(b"\n".join(lines))
     shown: list[tuple[str, str]] = []
     in_header = True
@@ -144,10 +141,6 @@ def _patched_file(lines: list[bytes], *, is_open: bool) -> PatchedFile:
         in_header &= not line.startswith(b"@@ ")
         kind = "head" if in_header else KINDS.get(line[:1], "same")
         shown.append((kind, text(line.decode("utf-8", "surrogateescape"), MAX_LINE_CHARACTERS)))
-    name = one[2:] if one[2:] == other[2:] else both
-    if len(lines) > 2 and lines[-2].startswith(RENAME_FROM):
-        old, new = (line.partition(b" ")[2].partition(b" ")[2] for line in lines[-2:])
-        name = f"{old.decode('utf-8', 'surrogateescape')} -> {new.decode('utf-8', 'surrogateescape')}"
     return PatchedFile(name, added, removed, shown, max(len(lines) - MAX_FILE_LINES, 0), is_open)
 
 

@@ -89,6 +89,15 @@ def command_line_page() -> str:
         "`ringfence COMMAND --help` prints the same. `python -m ringfence` is the same command.",
         "[Exit codes and JSON](json.md) have a page of their own.",
         "",
+        "Your shell completes commands, options and directories after this line in its start file, for bash",
+        "(`~/.bashrc`), zsh (`~/.zshrc`) or fish (`~/.config/fish/config.fish`):",
+        "",
+        "```sh",
+        'eval "$(_RINGFENCE_COMPLETE=bash_source ringfence)"',
+        'eval "$(_RINGFENCE_COMPLETE=zsh_source ringfence)"',
+        "_RINGFENCE_COMPLETE=fish_source ringfence | source",
+        "```",
+        "",
     ]
     for path, command in commands(ringfence, "ringfence"):
         arguments = [param for param in command.params if isinstance(param, click.Argument)]

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +20,10 @@ from ringfence.errors import RingfenceError
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import display_path, escape_path, is_dotgit
 from ringfence.runtime.receipts import change_json
-from ringfence_cli.options import AS_JSON, DIRECTORY, THIS_DIRECTORY, WITH_IGNORED, Command, Invocation, NotStartedError
+from ringfence_cli.options import AS_JSON, THIS_DIRECTORY, WITH_IGNORED, Command, Invocation, NotStartedError
 from ringfence_cli.outputs import ErrorStream, OutputFile, open_output, put, put_diff, recording
 from ringfence_cli.signals import Signals
-from ringfence_cli.task_log import forget_tasks, recorded_tasks
+from ringfence_cli.task_log import forget_tasks, recorded_runs, recorded_tasks
 from ringfence_sandbox import StateDirectoryError, Workspace, describe_moved_root
 from ringfence_tools.printable import (
     how_to_look,
@@ -32,6 +32,7 @@ from ringfence_tools.printable import (
     patch_json,
     plural,
     printable,
+    stat_lines,
     unpatchable_changes,
     why,
 )
@@ -53,9 +54,28 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would beco
 
 
 def _command(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
-    has_arguments = any(isinstance(one, click.Argument) for one in getattr(function, "__click_params__", ()))
-    directory = DIRECTORY if has_arguments else THIS_DIRECTORY
-    return click.command(cls=Command)(directory(AS_JSON(click.pass_obj(function))))
+    return click.command(cls=HistoryCommand)(THIS_DIRECTORY(AS_JSON(click.pass_obj(function))))
+
+
+class HistoryCommand(Command):
+    """A command whose DIR may be left out before its other arguments, where that can mean one thing alone."""
+
+    def completed(self, ctx: click.Context, args: list[str]) -> list[str]:
+        values = self.values(ctx, args)
+        arguments = [one for one in self.params if isinstance(one, click.Argument)]
+        given = [value for one in arguments if isinstance(value := values.get(str(one.name)), str)]
+        if not given or len(given) == len(arguments):
+            return args
+        is_without = len(given) <= sum(one.required for one in arguments) or _can_be_step(given[0], arguments[1])
+        return [".", *args] if is_without else args
+
+
+def _can_be_step(word: str, argument: click.Argument) -> bool:
+    """Whether a word is a value of an argument and not DIR. Raises click.UsageError if it can be both."""
+    if word.isdecimal() and os.path.isdir(word):
+        raise click.UsageError(f"{word} is a directory here, and can be a step: write ./{word}, or . {word}")
+    is_name = not isinstance(argument.type, click.IntRange)
+    return word.isdecimal() or (is_name and "/" not in word and not os.path.isdir(word))
 
 
 def _step_name(ctx: click.Context, param: click.Parameter, value: str | None) -> StepName | None:
@@ -137,10 +157,13 @@ def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool,
 @_command
 @FROM
 @TO
+@click.option("--stat", is_flag=True, help="Only list the changed files, each with the numbers of its lines.")
 @WITH_IGNORED
-def diff(invocation: Invocation, directory: Path, a: StepName | None, b: StepName | None, with_ignored: bool) -> int:
+def diff(
+    invocation: Invocation, directory: Path, a: StepName | None, b: StepName | None, stat: bool, with_ignored: bool
+) -> int:
     """Print the patch from the state after step A (by default the oldest) to that after B (by default the newest)."""
-    return _export(invocation, directory, a, b, "diff", None, with_ignored)
+    return _export(invocation, directory, a, b, "diff", None, with_ignored, stat=stat)
 
 
 @_command
@@ -177,6 +200,8 @@ def _export(
     fmt: Literal["diff", "mbox"],
     output: Path | None,
     with_ignored: bool,
+    *,
+    stat: bool = False,
 ) -> int:
     with opened(directory, invocation, changes=False) as workspace:
         exported = workspace.export(fmt, a=a, b=b, with_ignored=with_ignored)
@@ -187,6 +212,8 @@ def _export(
         invocation.put_json(
             {"format": fmt, **patch_json(exported.text), "left_out": left_out, "ignored": len(exported.ignored)}
         )
+    elif stat:
+        put("".join(f"{printable(line)}\n" for line in stat_lines(exported.text)).encode())
     elif output is None:
         put_diff(exported.text)
     errors = ErrorStream()
@@ -226,18 +253,34 @@ def _not_exported(exported: Export) -> Iterator[str]:
 @_command
 @click.argument("n", type=click.IntRange(min=1), required=False)
 @click.option("--step", callback=_step_name, metavar="K", help="Reverse step K alone, a number or a name.")
+@click.option("--run", is_flag=True, help="Reverse all steps of the newest run.")
 @DRY_RUN
-def undo(invocation: Invocation, directory: Path, n: int | None, step: StepName | None, dry_run: bool) -> int:
+def undo(
+    invocation: Invocation, directory: Path, n: int | None, step: StepName | None, run: bool, dry_run: bool
+) -> int:
     """Reverse the newest N steps of DIR, by default one. What others changed since stays; it can be undone."""
-    if n is not None and step is not None:
-        raise click.UsageError("give either N, for the newest N steps, or --step, for that one alone")
+    if (n is not None) + (step is not None) + run > 1:
+        raise click.UsageError("give one of N, for the newest N steps, --step, for one alone, and --run, for a run's")
     with opened(directory, invocation, changes=True, dry_run=dry_run) as workspace:
-        done = workspace.undo(n, step=step, dry_run=dry_run)
+        sessions = None
+        if run:
+            n, sessions = _newest_run(workspace, directory)
+        done = workspace.undo(n, step=step, session=sessions, dry_run=dry_run)
     prints, code = not invocation.wants_json, _report(done, directory, invocation, dry_run)
     if code and prints:
         back = f"`ringfence restore {_quoted(directory)} STEP` goes back to a step whatever changed since"
         ErrorStream().say(f"what is in conflict stays as it is: edit it, or {back} (--dry-run shows what)")
     return code or int(bool(done.outcomes) and not done.has_changed)
+
+
+def _newest_run(workspace: Workspace, directory: Path) -> tuple[int, Collection[str]]:
+    """Return the number of steps of the newest run and the ids of its sessions. Raises LookupError if there is none."""
+    runs = recorded_runs(directory)
+    steps = [step for step in workspace.steps() if step.session_id in runs]
+    if not steps:
+        raise LookupError("the history has no step of a run: `ringfence log` lists what it has")
+    sessions = {session for session, first in runs.items() if first == runs[steps[-1].session_id]}
+    return sum(step.session_id in sessions for step in steps), sessions
 
 
 @_command

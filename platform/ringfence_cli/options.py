@@ -75,8 +75,8 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if isinstance(ctx.obj, Invocation):
-            ctx.obj.command, ctx.obj.wants_json = self, self._wants_json(ctx, list(args))
-        return super().parse_args(ctx, args)
+            ctx.obj.command, ctx.obj.wants_json = self, bool(self.values(ctx, args).get("as_json"))
+        return super().parse_args(ctx, self.completed(ctx, args))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -88,13 +88,18 @@ class Command(click.Command):
                 raise spec_refused(error, ctx) from None
             raise
 
-    def _wants_json(self, ctx: click.Context, args: list[str]) -> bool:
+    def completed(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return the words of the command line with an argument that was left out."""
+        return args
+
+    def values(self, ctx: click.Context, args: list[str]) -> Mapping[str, Any]:
+        """Return the words of options and arguments by parameter, before they are converted."""
         parser = self.make_parser(ctx)
         parser.ignore_unknown_options = True
         before, ctx.resilient_parsing = ctx.resilient_parsing, True
-        options, _, _ = parser.parse_args(args)
+        values, _, _ = parser.parse_args(list(args))
         ctx.resilient_parsing = before
-        return bool(options.get("as_json"))
+        return values
 
 
 class Commands(click.Group):
@@ -180,10 +185,9 @@ def number(ctx: click.Context, param: click.Parameter, value: float | None) -> f
     return value
 
 
-_DIRECTORY_TYPE = click.Path(exists=True, file_okay=False, path_type=Path)
-DIRECTORY = click.argument("directory", type=_DIRECTORY_TYPE, metavar="DIR")
-"""For a command with more arguments. A shorter list of them could mean two things if this one could be left out."""
-THIS_DIRECTORY = click.argument("directory", type=_DIRECTORY_TYPE, metavar="[DIR]", default=".")
+THIS_DIRECTORY = click.argument(
+    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="[DIR]", default="."
+)
 WITH_IGNORED = click.option(
     "--with-ignored", is_flag=True, help="Show changes of paths that git ignores, which are else only counted."
 )

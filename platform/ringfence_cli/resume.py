@@ -133,7 +133,7 @@ class RunRecord:
         }
         self._file = OutputFile(self.path, append=True)
         self._file.write(_line(record))
-        record_task(workspace.directory, str(session.session_id), self.task)
+        record_task(workspace.directory, str(session.session_id), self.task, self.earlier_sessions)
         state = StateWriter(session)
 
         def add_message(event: MessageAdded) -> None:

@@ -483,12 +483,12 @@ class Workspace:
         n: int | None = None,
         *,
         step: StepName | None = None,
-        session: str | None = None,
+        session: str | Collection[str] | None = None,
         dry_run: bool = False,
     ) -> Reversal:
         """Reverse the newest `n` steps (by default 1), or ``step`` (a number or a name), with regard for later changes.
 
-        With ``session``, its id, the newest steps are those of this session.
+        With ``session``, its id or several ids, the newest steps are those of these sessions.
 
         Text that merges cleanly is merged. It is a step of its own, and can be undone. With ``dry_run`` it only says
         what would become of each path.
@@ -498,7 +498,8 @@ class Workspace:
             LookupError: there are not so many steps.
         """
         with self._alone("undo") as (transaction, history):
-            undone = self._find.undone(n, step, session)
+            sessions = (session,) if isinstance(session, str) else session
+            undone = self._find.undone(n, step, sessions)
             plan = self._planner(history).undo(undone, [parent_of(record) for record in undone])
             parents = [record.parent for record in undone if record.parent is not None]
             notes = () if dry_run else self._write(history, plan, parents)

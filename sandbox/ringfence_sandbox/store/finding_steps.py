@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import islice
 from typing import TypeAlias
 
@@ -62,8 +63,8 @@ class StepFinder:
         record = self.record(step)
         return record if record.number is not None else self.record(self._names.number(record.commit))
 
-    def undone(self, n: int | None, step: StepName | None, session: str | None) -> list[CommitRecord]:
-        """The steps to undo, newest first: of one session, unless it is None."""
+    def undone(self, n: int | None, step: StepName | None, sessions: Collection[str] | None) -> list[CommitRecord]:
+        """The steps to undo, newest first: of some sessions, unless it is None."""
         if step is not None:
             if n is not None:
                 raise ValueError("give either n, for the newest n steps, or step, for that one alone")
@@ -74,9 +75,9 @@ class StepFinder:
         if n < 1:
             raise ValueError(f"the number of steps to undo is 1 or more, it cannot be {n}")
         steps = (record for record in self._store.commits() if record.number)
-        own = (record for record in steps if session in (None, record.message.info.session_id))
+        own = (record for record in steps if sessions is None or record.message.info.session_id in sessions)
         found = list(islice(own, n))
-        if len(found) < n and session is not None:
+        if len(found) < n and sessions is not None:
             yours = f"of the steps of the history, {len(found) or 'none'} were made by you"
             raise LookupError(f"{yours}, so {n} cannot be undone: name a step")
         if len(found) < n:

@@ -1,0 +1,118 @@
+"""The history's commands in the hand: without DIR, for a whole run, in short, and completed by the shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import ringfence
+
+from ringfence_sandbox import Workspace
+
+
+def write(path: str, content: str) -> dict[str, object]:
+    return {"name": "write_file", "arguments": {"file_path": path, "content": content}}
+
+
+def run(tree: Path, *calls: dict[str, object], more: tuple[str, ...] = ()) -> int:
+    script = tree.parent / "script.jsonl"
+    turns = [{"text": "", "tool_calls": calls}, {"text": "Done."}]
+    script.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    task = more or ("--task", "Do it.")
+    return ringfence("run", tree, *task, "--model", f"script:{script}").returncode
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "old.txt").write_text("old\n")
+    assert run(tree, write("a.txt", "a\n")) == 0
+    assert run(tree, write("b.txt", "b\nb\n"), write("c.txt", "c\n")) == 0
+    return tree
+
+
+def said(tree: Path, *words: str) -> bytes:
+    done = ringfence(*words, cwd=tree)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_dir_a_command_is_about_the_current_directory(tree: Path) -> None:
+    assert said(tree, "show", "1") == said(tree, "show", ".", "1")
+    assert b"a.txt" not in said(tree, "diff", "1")
+    assert b"c.txt" not in said(tree, "diff", "1", "2")
+    assert b"a.txt" in said(tree, "diff", "--stat")
+    said(tree, "checkpoint", "here")
+    assert said(tree, "diff", "here") == b""
+    assert b"c.txt" in said(tree, "undo", "1", "--dry-run")
+    said(tree, "restore", "1")
+    assert sorted(path.name for path in tree.iterdir()) == ["a.txt", "old.txt"]
+
+
+def test_a_directory_is_still_dir(tree: Path) -> None:
+    assert b"a.txt" in said(tree.parent, "diff", "tree", "--stat")
+    assert b"c.txt" in said(tree.parent, "undo", "tree", "--dry-run")
+
+
+def test_a_word_that_can_be_both_is_refused(tree: Path) -> None:
+    (tree / "2").mkdir()
+    for command in ("undo", "diff"):
+        done = ringfence(command, "2", cwd=tree)
+        assert (done.returncode, b"write ./2, or . 2" in done.stderr) == (2, True)
+    done = ringfence("undo", "no-such-directory", "--json", cwd=tree)
+    assert "does not exist" in json.loads(done.stdout)["error"]
+
+
+def test_undo_of_a_run_reverses_all_its_steps_and_those_of_no_other(tree: Path) -> None:
+    said(tree, "undo", "--run")
+    assert sorted(path.name for path in tree.iterdir()) == ["a.txt", "old.txt"]
+    assert ringfence("undo", "--run", "1", cwd=tree).returncode == 2
+
+
+def test_undo_of_a_run_reverses_its_earlier_parts_too(tree: Path) -> None:
+    script = tree.parent / "broken.jsonl"
+    script.write_text(json.dumps({"text": "", "tool_calls": [write("d.txt", "d\n")]}) + "\n")  # and no turn after it
+    assert ringfence("run", tree, "--task", "More.", "--model", f"script:{script}").returncode == 3
+    assert run(tree, write("e.txt", "e\n"), more=("--resume",)) == 0
+    said(tree, "undo", "--run")
+    assert sorted(path.name for path in tree.iterdir()) == ["a.txt", "b.txt", "c.txt", "old.txt"]
+
+
+def test_there_is_no_run_to_undo_where_none_was(tmp_path: Path) -> None:
+    Workspace.open(tmp_path).close()
+    done = ringfence("undo", "--run", cwd=tmp_path)
+    assert (done.returncode, b"no step of a run" in done.stderr) == (2, True)
+
+
+def test_a_diff_in_short_has_a_line_for_each_file(tree: Path) -> None:
+    move = {"name": "move", "arguments": {"source": "old.txt", "target": "new.txt"}}
+    assert run(tree, {"name": "read_file", "arguments": {"file_path": "old.txt"}}, move) == 0
+    (tree / "bytes").write_bytes(b"\0")
+    ringfence("checkpoint", "now", cwd=tree)  # takes the file in
+    lines = [line.split() for line in said(tree, "diff", "--stat").decode().splitlines()]
+    assert sorted(lines) == [
+        ["5", "files", "changed,", "+4", "-0", "lines"],
+        ["a.txt", "+1", "-0"],
+        ["b.txt", "+2", "-0"],
+        ["bytes", "binary"],
+        ["c.txt", "+1", "-0"],
+        ["old.txt", "->", "new.txt", "+0", "-0"],
+    ]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_complete_commands_and_options(shell: str) -> None:
+    module = [sys.executable, "-m", "ringfence"]
+
+    def completed(**variables: str) -> str:
+        done = subprocess.run(module, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+        return done.stdout
+
+    assert "_RINGFENCE_COMPLETE" in completed(_RINGFENCE_COMPLETE=f"{shell}_source")
+    words = {"COMP_WORDS": "ringfence run --with", "COMP_CWORD": "2" if shell != "fish" else "--with"}
+    assert "--with-ignored" in completed(_RINGFENCE_COMPLETE=f"{shell}_complete", **words)
