@@ -7,7 +7,6 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ringfence.runtime.secrets import SHORTEST
 from ringfence_sandbox import Network, SandboxLimits
 
 WorkspaceKind: TypeAlias = Literal["memory", "disk", "podman"]
@@ -61,6 +60,8 @@ class Place:
 
     def unmasked(self) -> list[str]:
         """Return a line for each secret whose value is too short to be masked."""
+        from ringfence.runtime.secrets import SHORTEST  # its package is large, and no server starts with it
+
         return [
             f"--secret {name}: its value has fewer than {SHORTEST} characters, so it is not masked"
             for name, value in self.secret_values().items()
