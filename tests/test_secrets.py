@@ -8,6 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -26,12 +27,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from ringfence import Filesystem, InMemoryFilesystem, MarkdownSection, Prompt, Session, Tool, ToolContext, ToolResult
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
 from ringfence.adapters.model import ModelText
+from ringfence.filesystem import HiddenFiles
+from ringfence.runtime import Cancellation
 from ringfence.runtime.events import ToolCallStarted, ToolInvoked
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.secrets import MaskedStream, Secrets, masked_logs
 from ringfence.telemetry import Telemetry
-from ringfence_cli.serve.workspaces import ServedWorkspace
+from ringfence_cli.serve.clients import Client
+from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
 from ringfence_tools import VfsToolsSection
+from ringfence_tools.place import Place
 
 VALUE = "s3cret/Valü&e+7 <x>'"
 TOKEN = "ghp_0123456789abcdefghijABCDEFGHIJ"
@@ -381,3 +386,18 @@ def test_a_secret_is_for_commands(tmp_path: Path) -> None:
     )
     assert ended.returncode == 2
     assert "--workspace podman" in ended.stderr
+
+
+@pytest.mark.parametrize("place", ["disk", "memory", "view"])
+def test_values_of_hidden_files_are_masked_wherever_they_stand(tmp_path: Path, place: Any) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/.env").write_text(f"export API_KEY='{TOKEN}'\nMODE_KEY=as-in-the-sample\n")
+    (tmp_path / "app/.env.example").write_text("API_KEY=\nMODE_KEY=as-in-the-sample\n")
+    (tmp_path / "config.py").write_text(f"key = '{TOKEN}'\nmode = 'as-in-the-sample'\n")
+    where = Place("disk" if place == "view" else place)
+    served = open_workspace(where, tmp_path, read_only=place == "view", hide=HiddenFiles())
+    with closing(served), closing(Client(served, lambda session: None)) as client:
+        answer = client.call("read_file", {"file_path": "config.py"}, Cancellation()).model_dump_json()
+    assert "key = '[API_KEY]'" in answer
+    assert "as-in-the-sample" in answer
+    assert TOKEN not in answer

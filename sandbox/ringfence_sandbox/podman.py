@@ -304,6 +304,7 @@ class PodmanSandbox:
         directory, moved = self._beginning(request)
         before = self._held.container
         container = self.start()
+        self.secrets.add_hidden(self.filesystem)  # people may have changed one
         replaced = "the container had ended, and this is a new one" if before not in (None, container) else ""
         # Whoever recovers the workspace after us ends the container before anything is taken back.
         stamp = self.filesystem.note_process(container.process)

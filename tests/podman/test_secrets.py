@@ -16,12 +16,13 @@ from real_git import git_bytes, objects_of
 
 from ringfence import Prompt, PromptTemplate
 from ringfence.adapters import ToolExecutor
+from ringfence.filesystem import HiddenFiles
 from ringfence.runtime import Cancellation, Session, ToolCallStarted, ToolInvoked
 from ringfence.runtime.events import ToolOutput
 from ringfence_cli.resume import record_of
 from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.workspaces import open_workspace
-from ringfence_sandbox import PodmanSandbox, ShellEnvironment, store_directory
+from ringfence_sandbox import PodmanSandbox, ShellEnvironment, Workspace, store_directory
 from ringfence_sandbox.container.podman_connection import OwnService
 from ringfence_tools import PodmanSandboxSection
 from ringfence_tools.place import Place
@@ -268,3 +269,21 @@ def test_a_client_of_the_mcp_server_gets_the_mask(tmp_path: Path, monkeypatch: p
     assert "stdout:\n[TOKEN]" in said.model_dump()["content"][0]["text"]
     assert "x-[TOKEN]" in read.model_dump()["content"][0]["text"]
     assert TOKEN not in said.model_dump_json() + read.model_dump_json()
+
+
+def test_values_of_hidden_files_are_masked_in_what_commands_print(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    root.mkdir()
+    (root / ".env").write_text(f"API_KEY={TOKEN}\n")
+    (root / "config").write_text(f"key: {TOKEN}\n")
+    with (
+        Workspace.open(root, store=tmp_path / "store", hide=HiddenFiles()) as workspace,
+        PodmanSandbox(root, filesystem=workspace.filesystem) as sandbox,
+    ):
+        first = sandbox.run("cat .env config; base64 config").stdout
+        (root / ".env").write_text("API_KEY=rotated-0123456789\n")
+        (root / "config").write_text("key: rotated-0123456789\n")
+        again = sandbox.run("cat config").stdout
+    assert "key: [API_KEY]" in first
+    assert "key: [API_KEY]" in again
+    assert not any(form in (first + again).encode() for form in FORMS)

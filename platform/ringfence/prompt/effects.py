@@ -125,8 +125,9 @@ class HiddenFilesPolicy(BasePolicy):
             for change in changes:
                 if filesystem.hides(change.path):
                     # It was there while the call ran, which may have read it.
-                    secrets = context.session.secrets = context.session.secrets or Secrets()
-                    secrets.add_hidden(filesystem)
+                    if context.session.secrets is None:
+                        context.session.secrets = Secrets()
+                    context.session.secrets.add_hidden(filesystem)
                     return PolicyDecision.deny(f"{_named(change)} is hidden, so it must not be {change.kind}")
         return ALLOW
 
