@@ -60,8 +60,8 @@ now = datetime.now
 
 Arguments = Mapping[str, object] | str | None
 MASKED_ARGUMENT = (
-    "{} stands for a secret, and would be written in the place of its value: leave that part as it is, with an edit of "
-    "other lines, or let a command use the variable"
+    "{} stands for a secret, and would be written in the place of its value: edit other lines only, or let a command "
+    "use the variable"
 )
 UNFINISHED = ToolResult.error("the call did not come to an end")
 
