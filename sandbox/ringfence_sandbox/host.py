@@ -277,10 +277,7 @@ class HostFilesystem(Transactional):
 
     def content_hash(self, path: str) -> str:
         normal = normalise(path)
-        file = self._file(normal)
-        if self._hidden is not None:
-            self._hidden.check(normal, file)
-        place = file.place
+        place = self._file(normal).place
         with self._files.parent(place) as (directory, name):
             try:
                 descriptor, found = open_file(directory, name, normal)
@@ -332,9 +329,7 @@ class HostFilesystem(Transactional):
     def stat(self, path: str) -> FileStat:
         normal = normalise(path)
         itself = self._itself(normal)
-        led_to = self._existing(normal) if itself.is_link else itself
-        if self._hidden is not None:
-            self._hidden.check(normal, led_to)
+        led_to = self._existing(normal) if itself.is_link or self._hidden is not None else itself
         found = led_to.stat
         assert found is not None
         with self._files.parent(led_to.place) as (directory, name):
@@ -355,8 +350,6 @@ class HostFilesystem(Transactional):
         found = self._existing(normal)
         if not found.is_directory:
             raise os_error(errno.ENOTDIR, normal)
-        if self._hidden is not None:
-            self._hidden.check(normal, found)
         return self._listing.entries(found.place, _prefix(normal))
 
     def glob(self, pattern: str, *, path: str = "") -> Sequence[GlobMatch]:
@@ -382,8 +375,6 @@ class HostFilesystem(Transactional):
         if (kept := self._kept_output(normal)) is not None:
             return grep_files(iter([(normal, kept[0])]), pattern, literal=literal, max_matches=max_matches)
         top = self._existing(normal)
-        if self._hidden is not None:
-            self._hidden.check(normal, top)
         if top.is_directory:
             prefix = _prefix(normal)
             wanted = None if glob is None else path_filter(glob)
@@ -573,7 +564,10 @@ class HostFilesystem(Transactional):
 
     def _existing(self, normal: str) -> Found:
         self._share.check_open()
-        return self._files.existing(normal)
+        found = self._files.existing(normal)
+        if self._hidden is not None:
+            self._hidden.check(normal, found)
+        return found
 
     def _itself(self, normal: str) -> Found:
         self._share.check_open()
@@ -595,19 +589,14 @@ class HostFilesystem(Transactional):
             except OSError:  # a link is on the way, or the careful look says what is wrong
                 pass
             else:
-                self._check_shown(normal, normal, found, content)
+                if self._hidden is not None:
+                    self._hidden.check(normal, Found(normal, found), content)
                 return normal, content, found
         place = self._file(normal).place
         try:
-            content, found = self._files.read_file(place)
+            return place, *self._files.read_file(place)
         except OSError as error:
             raise relinked(place, error) from None
-        self._check_shown(normal, place, found, content)
-        return place, content, found
-
-    def _check_shown(self, normal: str, place: str, found: os.stat_result, content: bytes) -> None:
-        if self._hidden is not None:
-            self._hidden.check(normal, Found(place, found), content)
 
     def _kept_output(self, normal: str) -> tuple[bytes, os.stat_result] | None:
         return None if self._opened.outputs is None else self._opened.outputs.read(normal)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from captured_tree import shape
+from mounts import mounted
 
 from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
@@ -183,3 +184,15 @@ def test_the_executor_sees_what_is_not_covered(sandbox: PodmanSandbox) -> None:
     assert container.channel.uncovered(["/workspace/.env", "/workspace/app/main.py"]) == "/workspace/app/main.py"
     assert container.channel.uncovered(["/workspace/app"]) == "/workspace/app"
     assert container.channel.uncovered(["/workspace/none"]) == "/workspace/none"
+
+
+def test_a_hidden_file_that_is_a_mount_is_covered(root: Path, make_sandbox: Any) -> None:
+    """As in a development container, where somebody mounts the file with the secrets."""
+    (root.parent / "mounted").write_text(SECRET)
+    with (
+        mounted(root / ".env", "--bind", str(root.parent / "mounted")),
+        Workspace.open(root, hide=HiddenFiles()) as workspace,
+    ):
+        sandbox = make_sandbox(root, filesystem=workspace.filesystem)
+        ended = sandbox.run("cat .env; echo ran")
+        assert ended.stdout == "ran\n"

@@ -14,7 +14,7 @@ from podman.errors import APIError
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence.failures import describe_error
-from ringfence.filesystem.paths import escape_path
+from ringfence.filesystem.paths import directories_above, escape_path
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
 from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended
 from ringfence_sandbox.container.frames import ExecutorLostError
@@ -142,8 +142,9 @@ class Container:
                 users=users,
             )
             inner = mounted_in(root)
-            wanted["mounts"] += [_shown(root, path) for path in inner]
-            wanted["mounts"] += [_cover(root, path) for path in hidden]
+            shown = {path: os.path.relpath(path, root) for path in inner}
+            bare = [path for path, at in shown.items() if hidden.keys().isdisjoint((at, *directories_above(at)))]
+            wanted["mounts"] += [_shown(root, path) for path in bare] + [_cover(root, path) for path in hidden]
             if python.directory:
                 wanted["mounts"].append({"type": "bind", "source": python.directory, "target": LENT, "read_only": True})
             try:
