@@ -386,3 +386,16 @@ def test_the_values_of_hidden_files_are_masked_wherever_they_are_read(root: Path
                 assert_no_secret(answer, call("grep", {"pattern": "token"}).render())
     finally:
         disk.close()
+
+
+def test_a_deep_tree_is_opened(root: Path) -> None:
+    deep = os.open(root, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=deep)
+        below = os.open("d", os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = below
+    os.close(deep)
+    with HostFilesystem(root, store=root.parent / "store", hide=HiddenFiles()) as files:
+        assert ".env" in files.hidden_paths
+    subprocess.run(["rm", "-rf", root], check=True)

@@ -16,6 +16,7 @@ from ringfence_sandbox.disk.confined import Confined, Found, is_reserved, open_f
 from ringfence_sandbox.disk.state_files import replacing
 
 _NAME = "hidden.json"
+_MAX_DEPTH = 256
 
 Inode = tuple[int, int]
 """A device and an inode on it."""
@@ -195,6 +196,8 @@ class HiddenTree:
                 path = f"{top}{place[1:]}".lstrip("/")
                 folders[:] = [name for name in folders if path or not is_reserved(name)]
                 yield path, at, [*folders, *files]
+                if place.count("/") >= _MAX_DEPTH:  # it is walked by recursion; no scan goes deeper either
+                    folders.clear()
         finally:
             os.close(root)
 
