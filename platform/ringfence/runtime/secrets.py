@@ -33,7 +33,7 @@ _PHRASE = re.compile("[A-Za-z]+([- ][A-Za-z]+){2,}")
 _PLAIN_CHARACTERS = re.compile(r"[\w./:, +-]*", re.ASCII)
 _WORD = re.compile("[A-Za-z]{1,15}|[A-Za-z]{0,6}[0-9]{1,4}[A-Za-z]{0,4}")
 """A part of the name of a module, a path, a region, a date: a project is full of them."""
-_LINE_END = "\r\n"
+_LINE_ENDS = b"\r\n"
 _LEFT_OUT = "[left out: it could not be searched for secrets]"
 
 
@@ -66,9 +66,6 @@ class Secrets:
 
     def __bool__(self) -> bool:
         return bool(self._needles)
-
-    def __repr__(self) -> str:
-        return f"Secrets({', '.join(sorted({needle.mask for needle in self._needles}))})"
 
     def give(self, variables: Mapping[str, str]) -> None:
         """Add variables for the environment of commands, and mask their values."""
@@ -119,7 +116,7 @@ class Secrets:
         """Return where in a piece of a stream a secret may begin that goes on in the next piece; else its length."""
         cut = len(data)
         for needle in self._needles:
-            ends, length = _LINE_END.encode() if needle.wraps else b"", len(needle.data)
+            ends, length = _LINE_ENDS if needle.wraps else b"", len(needle.data)
             tail = data[-2 * length :].translate(None, ends)
             begun = next((n for n in range(min(length - 1, len(tail)), 0, -1) if tail.endswith(needle.data[:n])), 0)
             at = len(data)
@@ -146,9 +143,13 @@ class Secrets:
 
     def _mask_parts(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._mask_text(value)
+            data = value.encode("utf-8", "surrogatepass")
+            masked = self._mask_bytes(data)
+            return value if masked is data else masked.decode("utf-8", "surrogatepass")
         if isinstance(value, bytes | bytearray):
-            return self._mask_bytes(bytes(value)) if self._is_in(bytes(value)) else value
+            data = bytes(value)
+            masked = self._mask_bytes(data)
+            return value if masked is data else masked
         if isinstance(value, Mapping):
             mapping = cast("Mapping[Any, Any]", value)
             items = {self._mask(key): self._mask(item) for key, item in mapping.items()}
@@ -169,20 +170,10 @@ class Secrets:
                     object.__setattr__(value, name, masked)
         return value
 
-    def _is_in(self, data: bytes) -> bool:
-        return self._mask_bytes(data) is not data
-
-    def _mask_text(self, text: str) -> str:
-        if len(text) < SHORTEST:
-            return text
-        if any(needle.text in text for needle in self._needles) or _LINE_END[1] in text:
-            data = text.encode("utf-8", "surrogatepass")
-            masked = self._mask_bytes(data)
-            return text if masked is data else masked.decode("utf-8", "surrogatepass")
-        return text
-
     def _mask_bytes(self, data: bytes) -> bytes:
-        flat = data.translate(None, _LINE_END.encode())
+        if len(data) < SHORTEST:
+            return data
+        flat = data.translate(None, _LINE_ENDS)
         for needle in self._needles:
             if needle.data in data or (needle.wraps and needle.data in flat):
                 data = needle.pattern.sub(needle.mask.encode().replace(b"\\", b"\\\\"), data)
