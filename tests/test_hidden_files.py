@@ -396,6 +396,8 @@ def test_a_deep_tree_is_opened(root: Path) -> None:
         os.close(deep)
         deep = below
     os.close(deep)
-    with HostFilesystem(root, store=root.parent / "store", hide=HiddenFiles()) as files:
-        assert ".env" in files.hidden_paths
-    subprocess.run(["rm", "-rf", root], check=True)
+    try:
+        with HostFilesystem(root, store=root.parent / "store", hide=HiddenFiles()) as files:
+            assert ".env" in files.hidden_paths
+    finally:  # pytest cannot remove it
+        subprocess.run(["rm", "-rf", root], check=True)
