@@ -82,7 +82,7 @@ def recovered_before_copy(directory: Path, *, quiet: bool = False) -> Iterator[s
 def start_container(workspace: DiskWorkspace, place: Place, *, quiet: bool = False) -> None:
     """SandboxUnavailableError: commands cannot be run."""
     errors = ErrorStream()
-    if place.image is None and (stale := describe_stale_image(workspace.directory)) is not None:
+    if not quiet and place.image is None and (stale := describe_stale_image(workspace.directory)) is not None:
         errors.say(f"ringfence: {stale}")
     try:
         workspace.start_container(place, None if quiet else errors.say)

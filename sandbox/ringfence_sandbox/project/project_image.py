@@ -74,7 +74,8 @@ cp -R "$from/project/." /workspace
 cd /workspace
 export npm_config_cache="$from/cache" npm_config_audit=false npm_config_fund=false npm_config_update_notifier=false
 npm ci --offline --ignore-scripts || npm ci --offline --ignore-scripts --legacy-peer-deps
-npm rebuild --offline || echo "ringfence: an install script failed: it has no network here"
+! grep -q hasInstallScript package-lock.json || npm rebuild --offline ||
+    echo "ringfence: an install script failed: it has no network here"
 mkdir -p node_modules
 rm -rf /node_modules
 mv node_modules /node_modules
@@ -187,7 +188,7 @@ class _Build:
             ],
         )
         base = self._base(image, containerfile, own, names)
-        python, node, lacking = probe(self._connection, base)
+        python, node, lacking = probe(self._connection, base, node=NPM_LOCK in names)
         for words in lacking:
             self._note(f"this machine does not hold a promise of the sandbox ({words}): see `ringfence sandbox doctor`")
         parts = (self._root, base, *inputs, *inputs.values())

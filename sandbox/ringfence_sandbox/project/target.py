@@ -52,8 +52,10 @@ class NodeTarget:
     registry: str
 
 
-def probe(connection: Connection, image: str) -> tuple[PythonTarget | None, NodeTarget | None, Sequence[str]]:
-    """What an image has, and the limits that do not hold in its container, in words.
+def probe(
+    connection: Connection, image: str, *, node: bool
+) -> tuple[PythonTarget | None, NodeTarget | None, Sequence[str]]:
+    """What an image has, and the limits that do not hold in its container, in words. ``node``: whether to look for it.
 
     Raises:
         SandboxUnavailableError: a container of it does not start.
@@ -64,12 +66,12 @@ def probe(connection: Connection, image: str) -> tuple[PythonTarget | None, Node
         )
         try:
             python = _printed(container, ["python3", "-c", _PYTHON])
-            node = _printed(container, ["/bin/sh", "-c", _NODE])
+            npm = _printed(container, ["/bin/sh", "-c", _NODE]) if node else ""
         finally:
             container.close()
     lacking = [f"{found.name}: {found.found}" for found in container.properties if not found.holds]
     try:
-        return _python(python), _node(node), lacking
+        return _python(python), _node(npm), lacking
     except (ValueError, KeyError, TypeError) as error:
         raise SandboxUnavailableError(
             f"what the Python or the npm of {image} says of itself is not understood"
