@@ -1,1 +1,20 @@
 """Many tasks, each an agent's run on a copy of a workspace of its own: on this machine, or on a cluster."""
+
+from ringfence_batch.batch import Batch, Progress
+from ringfence_batch.engine import AttemptEnded, Engine
+from ringfence_batch.ledger import Ledger, LedgerError, TaskResult
+from ringfence_batch.task import BatchTask, TaskFileError, TaskLimits, read_tasks
+
+__all__ = [
+    "AttemptEnded",
+    "Batch",
+    "BatchTask",
+    "Engine",
+    "Ledger",
+    "LedgerError",
+    "Progress",
+    "TaskFileError",
+    "TaskLimits",
+    "TaskResult",
+    "read_tasks",
+]

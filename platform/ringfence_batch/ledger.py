@@ -13,11 +13,12 @@ successor's result nor add a second one.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -63,6 +64,10 @@ class Attempt:
     def beat(self) -> None:
         """Show that the attempt is still at work. See `Lease`."""
         (self.directory / "lease").write_text(secrets.token_hex(8))
+
+    def keep(self, result: TaskResult) -> None:
+        """Write the result of an attempt that is to be followed by another one."""
+        _write(self.directory / "result.json", serde.dump(result))
 
     def publish(self, result: TaskResult) -> bool:
         """Make this the result of the task. False if the generation has one already. Raises OSError.
@@ -144,6 +149,16 @@ class Ledger:
         _write(out / "batch.json", {"format": FORMAT}, sync=True)
         _sync(out / "tasks")
         return cls(out)
+
+    @contextmanager
+    def driving(self) -> Generator[None]:
+        """Hold the lock of the driver. Raises LedgerError if another process has it."""
+        with (self.out / "driver.lock").open("wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LedgerError(f"another process runs the batch in {self.out}: wait until it has ended") from None
+            yield
 
     def ids(self) -> Sequence[str]:
         """The ids of all tasks, sorted."""

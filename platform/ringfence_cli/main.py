@@ -60,7 +60,10 @@ LAZY = {
     **{name: ("ringfence_cli.history", sentence) for name, sentence in HISTORY.items()},
     "mcp": ("ringfence_cli.mcp", "Register the server with an agent that you have."),
     "policies": ("ringfence_cli.policies", "Rules about what an agent's calls may change."),
-    "stores": ("ringfence_cli.stores", "List the histories of this machine, or delete some."),
+    "stores": (
+        "ringfence_cli.stores",
+        "List the histories of this machine: size, last use, directory, and whether that is gone.",
+    ),
 }
 
 

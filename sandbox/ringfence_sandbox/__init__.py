@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.moved_roots import describe_moved_root, record_root
     from ringfence_sandbox.podman import CommandResult, PodmanSandbox
     from ringfence_sandbox.project.project_image import build_project_image, describe_stale_image
+    from ringfence_sandbox.revisions import checkout_revision
     from ringfence_sandbox.scan.scan import ScanLimits
     from ringfence_sandbox.steps.ignored_files import Repository
     from ringfence_sandbox.steps.own_changes import OwnChanges
@@ -59,6 +60,7 @@ __all__ = [
     "Workspace",
     "build_images",
     "build_project_image",
+    "checkout_revision",
     "describe_moved_root",
     "describe_stale_image",
     "examine_sandbox",
@@ -97,6 +99,7 @@ _MODULES = {
     "UnfinishedCall": "ringfence_sandbox.calls.half_done",
     "Workspace": "ringfence_sandbox.workspace",
     "build_images": "ringfence_sandbox.container.images",
+    "checkout_revision": "ringfence_sandbox.revisions",
     "build_project_image": "ringfence_sandbox.project.project_image",
     "describe_moved_root": "ringfence_sandbox.moved_roots",
     "describe_stale_image": "ringfence_sandbox.project.project_image",

@@ -1,0 +1,196 @@
+"""A batch: tasks, a ledger, and the driver that has an engine make attempts until each task has its result."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from ringfence_batch.engine import AttemptEnded, Engine, Request
+from ringfence_batch.ledger import Ledger, Outcome, TaskResult
+from ringfence_batch.local import LocalEngine
+from ringfence_batch.task import BatchTask
+
+POLL_SECONDS = 0.5
+FIRST_BACKOFF_SECONDS = 1.0
+LONGEST_BACKOFF_SECONDS = 60.0
+MIN_FREE_BYTES = 1 << 30
+STRAGGLER = 4.0
+"""An attempt is a straggler if it runs this many times as long as the median of those that have ended."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a batch is. ``outcomes`` counts the results that there are, of earlier drivers, too."""
+
+    total: int
+    outcomes: Counter[Outcome] = field(default_factory=Counter[Outcome])
+    running: Mapping[str, float] = field(default_factory=dict[str, float])
+    """When the attempt at each running task was begun, by the monotonic clock."""
+    causes: Counter[str] = field(default_factory=Counter[str])
+    retries: int = 0
+    began: float = field(default_factory=monotonic)
+    at_start: int = 0
+    """The results that there were at the start of this driver."""
+    paused: str = ""
+    """Why no attempt is begun just now."""
+
+    @property
+    def ended(self) -> int:
+        return self.outcomes.total()
+
+    @property
+    def per_hour(self) -> float:
+        return (self.ended - self.at_start) / max(monotonic() - self.began, 1e-3) * 3600
+
+    @property
+    def seconds_left(self) -> float | None:
+        rate = self.per_hour
+        return (self.total - self.ended) / rate * 3600 if rate else None
+
+
+class Batch:
+    """Tasks, and the directory of their ledger.
+
+    `run` makes attempts until each task has a result. It can be killed at any time: another `run` on the same
+    directory, by this program or another, goes on. A task with a result never runs again.
+    """
+
+    def __init__(self, tasks: Sequence[BatchTask], *, out: str | os.PathLike[str], retries: int = 2) -> None:
+        """``retries`` is how often a task is tried again after a failure of the infrastructure.
+
+        Raises:
+            LedgerError: `out` has other tasks under the same ids, or other files.
+            OSError: the ledger cannot be written.
+        """
+        self.ledger = Ledger.create(Path(out), tasks)
+        self._retries = retries
+
+    @classmethod
+    def open(cls, out: str | os.PathLike[str], *, retries: int = 2) -> Batch:
+        """Open a batch that was begun before. Raises LedgerError if there is none."""
+        batch = cls.__new__(cls)
+        batch.ledger, batch._retries = Ledger(Path(out)), retries
+        return batch
+
+    def run(
+        self,
+        *,
+        engine: Engine | None = None,
+        jobs: int | None = None,
+        task_deadline: float | None = None,
+        show: Callable[[Progress], None] | None = None,
+    ) -> Progress:
+        """Run what has no result. Return the counts of all results.
+
+        ``engine`` is by default one of this machine with ``jobs`` workers, by default one a processor.
+        ``task_deadline`` is the most seconds that a run may take, whatever its task says. ``show`` is called about
+        twice a second.
+
+        Raises:
+            LedgerError: another driver runs this batch.
+            KeyboardInterrupt: as it came, after all attempts have ended.
+        """
+        with self.ledger.driving():
+            engine = engine or LocalEngine(self.ledger.out, jobs or os.cpu_count() or 1)
+            try:
+                return _Driver(self.ledger, engine, self._retries, task_deadline, show or (lambda progress: None)).run()
+            finally:
+                engine.close()
+
+
+class _Driver:
+    def __init__(
+        self,
+        ledger: Ledger,
+        engine: Engine,
+        retries: int,
+        task_deadline: float | None,
+        show: Callable[[Progress], None],
+    ) -> None:
+        self._ledger, self._engine, self._retries, self._show = ledger, engine, retries, show
+        self._task_deadline = task_deadline
+        self._running: dict[str, float] = {}
+        self._failures = Counter[str]()
+        """Failed attempts by task, of this driver."""
+        self._lasted: deque[float] = deque(maxlen=1000)
+        self._backoff_until = 0.0
+        self._failed_in_a_row = 0
+        ids = ledger.ids()
+        self.progress = Progress(len(ids), running=self._running)
+        self._queue = deque[str]()
+        for task_id, result in ledger.results():
+            if result is None:
+                self._queue.append(task_id)
+            else:
+                self._count(result.outcome, result.cause)
+        self.progress.at_start = self.progress.ended
+
+    def run(self) -> Progress:
+        while self._queue or self._running:
+            self._fill()
+            for ended in self._engine.poll(POLL_SECONDS):
+                self._take(ended)
+            self._show(self.progress)
+        return self.progress
+
+    def _fill(self) -> None:
+        self.progress.paused = self._reason_to_wait()
+        while self._queue and not self.progress.paused and len(self._running) < self._engine.slots:
+            task_id = self._queue.popleft()
+            self._running[task_id] = monotonic()
+            is_last = self._failures[task_id] >= self._retries
+            self._engine.start(Request(task_id, is_last, self._task_deadline))
+
+    def _reason_to_wait(self) -> str:
+        if (left := self._backoff_until - monotonic()) > 0:
+            return f"the infrastructure fails: the next attempt is in {left:.0f} s"
+        if shutil.disk_usage(self._ledger.out).free < MIN_FREE_BYTES:
+            return f"less than {MIN_FREE_BYTES >> 20} MiB are free at {self._ledger.out}: make room"
+        return ""
+
+    def _take(self, ended: AttemptEnded) -> None:
+        if (running := self._running.pop(ended.id, None)) is None:
+            return
+        if ended.is_published or self._ledger.result(ended.id) is not None:  # a worker may have died just after
+            self._failed_in_a_row = 0
+            self._lasted.append(monotonic() - running)
+            self._count_result(ended.id)
+            return
+        self._failures[ended.id] += 1
+        self.progress.retries += 1
+        if not ended.is_lost:  # one dead worker says nothing of the others
+            self._failed_in_a_row += 1
+            wait = min(FIRST_BACKOFF_SECONDS * 2 ** (self._failed_in_a_row - 1), LONGEST_BACKOFF_SECONDS)
+            self._backoff_until = monotonic() + wait
+        if self._failures[ended.id] > self._retries:
+            self._end(ended.id, "infra-failed", ended.cause)
+        else:
+            self._queue.append(ended.id)
+
+    def _end(self, task_id: str, outcome: Outcome, cause: str) -> None:
+        """Give a task a result that no worker could write."""
+        if (attempt := self._ledger.claim(task_id)) is not None:
+            attempt.publish(TaskResult(task_id, outcome, cause, attempt.number))
+        self._count_result(task_id)
+
+    def _count_result(self, task_id: str) -> None:
+        if (result := self._ledger.result(task_id)) is not None:
+            self._count(result.outcome, result.cause)
+
+    def _count(self, outcome: Outcome, cause: str) -> None:
+        self.progress.outcomes[outcome] += 1
+        if outcome != "done":
+            self.progress.causes[f"{outcome}: {cause}"[:200]] += 1
+
+    def stragglers(self) -> Sequence[str]:
+        """The tasks whose attempts run much longer than the others did."""
+        if len(self._lasted) < 5:
+            return ()
+        most, now = STRAGGLER * statistics.median(self._lasted), monotonic()
+        return [task_id for task_id, began in self._running.items() if now - began > most]

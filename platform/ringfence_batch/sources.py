@@ -1,0 +1,92 @@
+"""Fresh copies of what tasks work on: a directory, an archive, a URL, or a revision of a git repository."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from ringfence_batch.task import BatchTask
+from ringfence_sandbox import checkout_revision
+
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
+_WRONG = (FileNotFoundError, NotADirectoryError, LookupError, ValueError)
+
+
+class SourceError(ValueError):
+    """The workspace of a task is not there, or is none: no other attempt would find it."""
+
+
+def copy_source(task: BatchTask, into: Path) -> None:
+    """Copy the workspace of a task to `into`, which does not exist yet. The source itself stays as it is.
+
+    Raises:
+        SourceError: there is no such source, or it is damaged.
+        OSError: the copy cannot be written, or a server does not answer.
+    """
+    try:
+        if urlsplit(task.workspace).scheme:
+            _fetch(task.workspace, into)
+        elif task.revision is not None:
+            checkout_revision(task.workspace, task.revision, into)
+        else:
+            _copy(Path(task.workspace), into)
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+        LookupError,
+        ValueError,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise SourceError(f"the workspace {task.workspace} cannot be copied: {error}") from error
+
+
+def _copy(source: Path, into: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, into, symlinks=True, ignore=_special)
+    elif source.name.endswith(_ARCHIVES):
+        _unpack(source, into)
+    else:
+        raise SourceError("it is no directory, and no archive that ends in " + ", ".join(_ARCHIVES))
+
+
+def _special(directory: str, names: list[str]) -> list[str]:
+    """Sockets, pipes and devices, which are no content."""
+    there = ((name, Path(directory, name)) for name in names)
+    return [name for name, path in there if not (path.is_symlink() or path.is_file() or path.is_dir())]
+
+
+def _unpack(archive: Path, into: Path) -> None:
+    """Unpack an archive. If all of it is in one directory, that is the workspace."""
+    with tempfile.TemporaryDirectory(dir=into.parent) as place:
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as zipped:
+                zipped.extractall(place)  # noqa: S202  # it takes no names that lead elsewhere
+        else:
+            with tarfile.open(archive) as packed:
+                packed.extractall(place, filter="data")  # nothing outside of the place, and no devices
+        entries = list(Path(place).iterdir())
+        root = entries[0] if len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink() else Path(place)
+        into.mkdir()
+        for entry in list(root.iterdir()):
+            entry.rename(into / entry.name)
+
+
+def _fetch(url: str, into: Path) -> None:
+    import fsspec  # pyright: ignore[reportMissingTypeStubs]
+
+    filesystem, path = cast("tuple[Any, str]", fsspec.core.url_to_fs(url))  # pyright: ignore[reportUnknownMemberType]
+    if not filesystem.exists(path):
+        raise FileNotFoundError(f"there is nothing at {url}")
+    if filesystem.isdir(path):
+        filesystem.get(path.rstrip("/") + "/", str(into), recursive=True)
+        return
+    with tempfile.TemporaryDirectory(dir=into.parent) as place:
+        local = Path(place, path.rstrip("/").rpartition("/")[2])
+        filesystem.get_file(path, str(local))
+        _copy(local, into)

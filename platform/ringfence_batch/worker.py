@@ -1,0 +1,331 @@
+"""A worker of a batch: it copies a workspace, runs the agent, checks the result, and publishes it in the ledger."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
+from time import monotonic, sleep
+from typing import Any, cast
+
+from ringfence.errors import RingfenceError, SandboxUnavailableError
+from ringfence.failures import describe_error
+from ringfence.filesystem.hidden import HiddenFiles
+from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.secrets import masked_logs
+from ringfence_batch.engine import Request
+from ringfence_batch.ledger import Attempt, Ledger, TaskResult
+from ringfence_batch.ledger import Outcome as TaskOutcome
+from ringfence_batch.sources import SourceError, copy_source
+from ringfence_batch.task import BatchTask
+from ringfence_tools.agent_run import AgentTask, RunOutcome, RunWatcher, run_agent
+from ringfence_tools.model_specs import model_of
+from ringfence_tools.own_code import sections_of
+from ringfence_tools.place import Place
+from ringfence_tools.planning import Plan
+from ringfence_tools.policy_specs import parse_specs
+from ringfence_tools.printable import one_line
+from ringfence_tools.report import About, ReportFile, render_page
+from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace, RunWorkspace
+
+BEAT_SECONDS = 5.0
+CHECK_SECONDS = 600.0
+"""The longest time of one check, unless the task's limit for commands says otherwise."""
+GRACE_SECONDS = float(os.environ.get("RINGFENCE_BATCH_GRACE_SECONDS", "60"))
+"""How long after its deadline a run may still end by itself."""
+STARTS = 2
+"""How many containers are started at once on one machine: Podman makes about ten a second."""
+MAX_TURNS = 200
+_LOCK = "lock"
+_OUTCOMES: Mapping[str, TaskOutcome] = {
+    "done": "done",
+    "failed": "task-failed",
+    "limit_reached": "task-failed",
+    "provider_failed": "infra-failed",
+    "no_sandbox": "infra-failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an attempt ended. ``is_published`` is False for one that is to be tried again."""
+
+    result: TaskResult
+    is_published: bool
+
+
+def work(ledger: Ledger, request: Request, scratch: Path) -> Ended | None:
+    """Make one attempt at a task, in a directory below `scratch`. None if the task has a result already.
+
+    An interrupt, or the death of the process, leaves an attempt without a result. A run that has not ended
+    `GRACE_SECONDS` after its deadline ends this process, with the result that says so.
+
+    Raises:
+        OSError: the ledger cannot be written.
+    """
+    attempt = ledger.claim(request.id)
+    if attempt is None:
+        return None
+    with _beating(attempt), _workplace(scratch, attempt) as place:
+        result = _attempt(attempt, place, request.deadline)
+    result = replace(result, attempt=attempt.number, worker=f"{socket.gethostname()}:{os.getpid()}")
+    if result.outcome == "infra-failed" and not request.is_last:
+        attempt.keep(result)
+        return Ended(result, False)
+    attempt.publish(result)
+    return Ended(result, True)
+
+
+def _attempt(attempt: Attempt, place: Path, deadline: float | None) -> TaskResult:
+    task = attempt.task
+    try:
+        copy_source(task, place / "tree")
+        with ExitStack() as stack:
+            return _run(attempt, place, deadline, stack)
+    except SourceError as error:
+        return _result(task, "task-failed", str(error))
+    except SandboxUnavailableError as error:
+        return _result(task, "infra-failed", str(error))
+    except OSError as error:
+        return _result(task, "infra-failed", describe_error(error))
+    except (RingfenceError, ValueError) as error:  # a SPEC that is wrong, a policy without its tool
+        return _result(task, "task-failed", describe_error(error))
+
+
+def _run(attempt: Attempt, place: Path, deadline: float | None, stack: ExitStack) -> TaskResult:
+    task = attempt.task
+    seconds = min(filter(None, (task.limits.seconds, deadline)), default=None)
+    adapter = model_of(task.model, stack)
+    adapter.max_turns = task.limits.turns or MAX_TURNS
+    workspace = stack.enter_context(closing(_open(task, place)))
+    stack.enter_context(masked_logs(workspace.secrets))
+    policies, sections = parse_specs(task.policies, place / "tree"), sections_of(task.sections, place / "tree")
+    receipts = Receipts(attempt.directory / "receipts.jsonl")
+    report = stack.enter_context(closing(ReportFile(attempt.directory / "report.html", place / "tree")))
+    began = monotonic()
+    if seconds is not None:
+        stack.enter_context(_ended_after(seconds + GRACE_SECONDS, attempt))
+    agent = AgentTask(task.task, workspace, adapter, seconds, task.limits.tokens, policies, sections)
+    outcome = run_agent(agent, watchers=[receipts, report])
+    if outcome.outcome == "interrupted":
+        raise KeyboardInterrupt
+    cause = _check(task, workspace, attempt) if outcome.outcome == "done" else one_line(outcome.error or "", 1000)
+    (attempt.directory / "patch.diff").write_bytes(workspace.secrets.mask(outcome.patch))
+    about = About(task.task, task.model.partition("@")[0], "", task.workspace, report.started_at, datetime.now(UTC), [])
+    report.write(render_page(about, outcome, workspace, report.record(outcome.stats)))
+    kind: TaskOutcome = (
+        "checks-failed" if outcome.outcome == "done" and cause else _OUTCOMES.get(outcome.outcome, "task-failed")
+    )
+    return _result(task, kind, cause, monotonic() - began, outcome)
+
+
+def _open(task: BatchTask, place: Path) -> RunWorkspace:
+    """Raises OSError, ValueError or SandboxUnavailableError."""
+    hide = HiddenFiles(task.hide or (), usual=task.hide is None)
+    if task.kind == "memory":
+        return MemoryWorkspace(place / "tree", store=place / "store", hide=hide)
+    workspace = DiskWorkspace(place / "tree", store=place / "store", hide=hide)
+    if task.kind == "podman":
+        limits = task.limits
+        container = Place(
+            "podman",
+            task.image,
+            cast("Any", task.network),
+            memory_bytes=limits.memory_bytes,
+            cpus=limits.cpus,
+            command_seconds=limits.command_seconds,
+            secrets=task.secrets,
+        )
+        try:
+            with _start_of_container(place.parent):
+                workspace.start_container(container)
+        except BaseException:
+            workspace.close()
+            raise
+    return workspace
+
+
+def _check(task: BatchTask, workspace: RunWorkspace, attempt: Attempt) -> str:
+    """Run the checks in the container. Return why they failed, or nothing."""
+    if not task.checks:
+        return ""
+    assert isinstance(workspace, DiskWorkspace)
+    assert workspace.sandbox is not None
+    for number, command in enumerate(task.checks, 1):
+        ended = workspace.sandbox.run(command, timeout_seconds=task.limits.command_seconds or CHECK_SECONDS)
+        said = workspace.secrets.mask(f"$ {command}\n{ended.stdout}{ended.stderr}[{ended.exit_code}]\n")
+        (attempt.directory / f"check-{number}.log").write_text(said, errors="replace")
+        if ended.failure or ended.exit_code:
+            return one_line(f"{command}: {ended.failure or f'exit code {ended.exit_code}'}", 1000)
+    return ""
+
+
+def _result(
+    task: BatchTask, outcome: TaskOutcome, cause: str = "", seconds: float = 0.0, run: RunOutcome | None = None
+) -> TaskResult:
+    details: dict[str, Any] = {}
+    if run is not None:
+        details = {name: value for name, value in run.to_json().items() if name != "patch"}
+    return TaskResult(
+        task.id,
+        outcome,
+        cause,
+        seconds=round(seconds, 3),
+        tokens=run.usage.total_tokens if run is not None else None,
+        turns=run.stats.turns if run is not None else 0,
+        ended_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        details=details,
+    )
+
+
+class Receipts(RunWatcher):
+    """Appends a line of JSON for every tool call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(receipt.to_json()) + "\n")
+
+
+@contextmanager
+def _beating(attempt: Attempt) -> Generator[None]:
+    """Renew the lease of an attempt until the block has ended."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(BEAT_SECONDS):
+            with suppress(OSError):  # then it is taken for dead
+                attempt.beat()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def _ended_after(seconds: float, attempt: Attempt) -> Generator[None]:
+    """End this process, with all that it has started, if the block has not ended after this time."""
+
+    def end() -> None:
+        cause = f"it had not ended {GRACE_SECONDS:.0f} s after its deadline"
+        with suppress(OSError):
+            attempt.publish(replace(_result(attempt.task, "task-failed", cause, seconds), attempt=attempt.number))
+        os.killpg(0, signal.SIGKILL)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _workplace(scratch: Path, attempt: Attempt) -> Generator[Path]:
+    """A directory for the copy of the workspace, locked as long as this process lives, and removed at the end."""
+    name = f"{attempt.task.id}-{attempt.number}-{os.getpid()}"
+    place, hidden = scratch / name, scratch / f".{name}"
+    hidden.mkdir(mode=0o700)
+    # A file: a lock of the directory itself would keep the workspace below it from being opened.
+    lock = os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        hidden.rename(place)  # once it is locked, so that no `reap` takes it for that of a dead worker
+        yield place
+    finally:
+        try:
+            shutil.rmtree(place, onerror=_make_writable)
+        finally:
+            os.close(lock)
+
+
+def _make_writable(function: Any, path: str, _error: object) -> None:
+    """Remove what is in a directory that nobody may write, such as Go's cache of modules."""
+    os.chmod(os.path.dirname(path), 0o700)
+    with suppress(OSError):
+        os.chmod(path, 0o700)
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def reap(scratch: Path) -> int:
+    """Remove the directories of workers that are dead. Return how many there were."""
+    removed = 0
+    for entry in list(os.scandir(scratch)):
+        with suppress(OSError):
+            if entry.name.startswith("."):  # just being made
+                continue
+            lock = os.open(f"{entry.path}/{_LOCK}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(entry.path, onerror=_make_writable)
+                removed += 1
+            finally:
+                os.close(lock)
+    return removed
+
+
+@contextmanager
+def _start_of_container(scratch: Path) -> Generator[None]:
+    """Wait until fewer than `STARTS` containers are being started on this machine."""
+    with ExitStack() as stack:
+        slots = [stack.enter_context((scratch / f".start-{number}").open("wb")) for number in range(STARTS)]
+        while True:
+            for slot in slots:
+                with suppress(BlockingIOError):
+                    fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    yield
+                    return
+            sleep(0.05)
+
+
+def main(out: str, scratch: str) -> None:
+    """Take tasks from standard input, a line of JSON each, and answer each on standard output.
+
+    Where standard input ends, the driver has died: what runs is interrupted, since another driver begins it anew.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what users' tools print is no answer
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver is asked first, and ends its workers
+    requests = SimpleQueue[str]()
+    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    ledger, place = Ledger(Path(out)), Path(scratch)
+    while True:
+        request = Request(**json.loads(requests.get()))
+        ended = work(ledger, request, place)
+        answer = {"id": request.id, "published": ended is None or ended.is_published}
+        if ended is not None:
+            answer |= {"outcome": ended.result.outcome, "cause": ended.result.cause}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _read(requests: SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        requests.put(line)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt

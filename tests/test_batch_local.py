@@ -1,0 +1,232 @@
+"""A batch on this machine: results, retries, deadlines, and processes that are really killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from captured_tree import capture_tree
+from effort import SEED, amount
+
+from ringfence_batch import Batch, BatchTask, LedgerError, Progress, TaskLimits
+
+EDIT = {"name": "edit_file", "arguments": {"file_path": "a.txt", "old_string": "one", "new_string": "two"}}
+READ = {"name": "read_file", "arguments": {"file_path": "a.txt"}}
+TURNS: tuple[Mapping[str, object], ...] = ({"tool_calls": [READ, EDIT]}, {"text": "Done."})
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    (tmp_path / "repo/src").mkdir(parents=True)
+    (tmp_path / "repo/a.txt").write_text("one\n")
+    (tmp_path / "repo/src/b.py").write_text("print(1)\n")
+    return tmp_path / "repo"
+
+
+def script(repo: Path, name: str, *turns: Mapping[str, object]) -> str:
+    path = repo.parent / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    return f"script:{path}"
+
+
+def task(repo: Path, task_id: str, *turns: Mapping[str, object], **options: Any) -> BatchTask:
+    return BatchTask(task_id, str(repo), "Mend it.", script(repo, task_id, *(turns or TURNS)), **options)
+
+
+def outcomes(batch: Batch) -> dict[str, str | None]:
+    return {task_id: result and result.outcome for task_id, result in batch.ledger.results()}
+
+
+def scratch(batch: Batch) -> list[str]:
+    """Return what is left of the copies of workspaces."""
+    place = Path(tempfile.gettempdir(), f"ringfence-batch-{os.getuid()}")
+    return [str(path) for path in place.rglob("*")] if place.exists() else []
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_each_task_works_on_a_copy_and_leaves_its_result(repo: Path, tmp_path: Path, kind: Any) -> None:
+    before = capture_tree(repo)
+    batch = Batch([task(repo, "a", kind=kind), task(repo, "b", kind=kind)], out=tmp_path / "out")
+    progress = batch.run(jobs=2)
+    assert progress.outcomes == {"done": 2}
+    assert outcomes(batch) == {"a": "done", "b": "done"}
+    assert capture_tree(repo) == before
+    attempt = batch.ledger.directory("a") / "attempts/1"
+    assert "+two" in (attempt / "patch.diff").read_text()
+    receipts = [json.loads(line) for line in (attempt / "receipts.jsonl").read_text().splitlines()]
+    assert [receipt["tool"] for receipt in receipts] == ["read_file", "edit_file"]
+    assert b"edit_file" in (attempt / "report.html").read_bytes()
+    assert not scratch(batch)
+
+
+def test_archives_urls_and_revisions_are_sources(repo: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "repo.tar.gz", "w:gz") as archive:
+        archive.add(repo, "repo-1.0")
+    git = ["git", "-C", str(repo), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    (repo / "a.txt").write_text("later\n")
+    model = script(repo, "model", *TURNS)
+    tasks = [
+        BatchTask("archive", str(tmp_path / "repo.tar.gz"), "Mend it.", model),
+        BatchTask("url", f"file://{tmp_path / 'repo.tar.gz'}", "Mend it.", model),
+        BatchTask("revision", str(repo), "Mend it.", model, revision="HEAD"),
+        BatchTask("missing", str(tmp_path / "nowhere"), "Mend it.", model),
+        BatchTask("no-revision", str(repo), "Mend it.", model, revision="v9"),
+    ]
+    batch = Batch(tasks, out=tmp_path / "out")
+    batch.run(jobs=1)
+    expected = dict.fromkeys(("archive", "url", "revision"), "done") | dict.fromkeys(
+        ("missing", "no-revision"), "task-failed"
+    )
+    assert outcomes(batch) == expected
+    missing = batch.ledger.result("missing")
+    assert missing is not None
+    assert str(tmp_path / "nowhere") in missing.cause
+
+
+def test_outcomes_tell_a_failed_task_from_failed_infrastructure(repo: Path, tmp_path: Path) -> None:
+    tasks = [
+        task(repo, "done"),
+        task(repo, "used-up", {"tool_calls": [READ]}, {"text": "Done."}, limits=TaskLimits(turns=1)),
+        task(repo, "provider", {"tool_calls": [READ]}),  # the script ends: the provider fails
+        task(repo, "wrong", policies=("nonsense",)),
+    ]
+    batch = Batch(tasks, out=tmp_path / "out", retries=1)
+    progress = batch.run(jobs=2)
+    assert outcomes(batch) == {
+        "done": "done",
+        "used-up": "task-failed",
+        "provider": "infra-failed",
+        "wrong": "task-failed",
+    }
+    assert batch.ledger.attempts("provider") == 2  # tried again once
+    assert progress.retries == 1
+
+
+def test_what_has_a_result_never_runs_again(repo: Path, tmp_path: Path) -> None:
+    batch = Batch([task(repo, "a")], out=tmp_path / "out")
+    batch.run(jobs=1)
+    again = Batch.open(tmp_path / "out")
+    assert again.run(jobs=1).ended == 1
+    assert again.ledger.attempts("a") == 1
+    assert again.ledger.requeue("a")
+    again.run(jobs=1)
+    assert outcomes(again) == {"a": "done"}
+
+
+SLEEP = """
+import time
+from ringfence import MarkdownSection, Tool, ToolResult
+def nap(params, *, context):
+    time.sleep({seconds})
+    return ToolResult.ok(None, "slept")
+tool = Tool[None, None](name="nap", description="Sleeps.", handler=nap, read_only=True)
+section = MarkdownSection(title="Nap", key="nap", template="", tools=[tool])
+"""
+NAP = {"name": "nap", "arguments": {}}
+
+
+def sleepy(repo: Path, task_id: str, seconds: float) -> BatchTask:
+    file = repo.parent / f"{task_id}.py"
+    file.write_text(SLEEP.format(seconds=seconds))
+    return task(repo, task_id, {"tool_calls": [NAP, READ, EDIT]}, {"text": "Done."}, sections=(f"{file}:section",))
+
+
+def test_a_task_that_never_ends_is_ended_after_its_deadline(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFENCE_BATCH_GRACE_SECONDS", "1")
+    batch = Batch([sleepy(repo, "endless", 600), task(repo, "quick")], out=tmp_path / "out")
+    batch.run(jobs=2, task_deadline=2)
+    assert outcomes(batch) == {"endless": "task-failed", "quick": "done"}
+    assert not scratch(batch)
+
+
+DRIVER = """
+import sys
+from ringfence_batch import Batch
+Batch.open(sys.argv[1], retries=50).run(jobs=3)
+"""
+
+
+def test_kills_at_random_leave_one_result_a_task_and_nothing_else(repo: Path, tmp_path: Path) -> None:
+    chance, count = random.Random(SEED), amount(test=20, prove=300)
+    before = capture_tree(repo)
+    tasks = [sleepy(repo, f"task-{number}", 0.05) for number in range(count)]
+    batch = Batch(tasks, out=tmp_path / "out")
+    published = dict[str, float]()
+    while any(outcome is None for outcome in outcomes(batch).values()):
+        driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(batch.ledger.out)], stdout=subprocess.DEVNULL)
+        for _ in range(chance.randrange(1, 4)):
+            time.sleep(chance.uniform(0.1, 0.9))
+            kill_a_worker(driver.pid, chance)
+        time.sleep(chance.uniform(0.1, 0.5))
+        if chance.random() < 0.7:
+            driver.kill()
+        driver.wait()
+        for task_id in batch.ledger.ids():
+            place = batch.ledger.directory(task_id) / "result.json"
+            if place.exists():  # a result is never written again
+                assert published.setdefault(task_id, place.stat().st_mtime_ns) == place.stat().st_mtime_ns
+    assert set(outcomes(batch).values()) == {"done"}
+    wait_until(lambda: not workers_of(batch.ledger.out))
+    batch.run(jobs=1)  # which removes what the killed ones left
+    assert not scratch(batch)
+    assert capture_tree(repo) == before
+
+
+def workers_of(out: Path) -> list[int]:
+    found = list[int]()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"ringfence_batch" in words and os.fsencode(out) in words:
+                found.append(int(name))
+    return found
+
+
+def kill_a_worker(driver: int, chance: random.Random) -> None:
+    children = Path(f"/proc/{driver}/task/{driver}/children").read_text().split()
+    if children:
+        with suppress(ProcessLookupError):
+            os.kill(int(chance.choice(children)), signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_second_driver_is_refused(repo: Path, tmp_path: Path) -> None:
+    batch = Batch([sleepy(repo, "slow", 1.5)], out=tmp_path / "out")
+    began = threading.Event()
+
+    def show(progress: Progress) -> None:
+        began.set()
+
+    thread = threading.Thread(target=lambda: batch.run(jobs=1, show=show))
+    thread.start()
+    assert began.wait(20)
+    with pytest.raises(LedgerError, match="another process"):
+        Batch.open(tmp_path / "out").run(jobs=1)
+    thread.join()
+    assert outcomes(batch) == {"slow": "done"}
