@@ -62,7 +62,7 @@ LAZY = {
     "policies": ("ringfence_cli.policies", "Rules about what an agent's calls may change."),
     "stores": (
         "ringfence_cli.stores",
-        "List the histories of this machine: size, last use, directory, and whether that is gone.",
+        "List the histories of this machine with size, last use and directory.",
     ),
 }
 

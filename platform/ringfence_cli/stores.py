@@ -21,7 +21,7 @@ from ringfence_tools.printable import plural, why
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def stores(ctx: click.Context, as_json: bool) -> int:
-    """List the histories of this machine: size, last use, directory, and whether that is gone."""
+    """List the histories of this machine with size, last use and directory."""
     if ctx.invoked_subcommand is not None:
         return 0
     invocation: Invocation = ctx.obj
