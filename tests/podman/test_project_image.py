@@ -237,6 +237,9 @@ def test_the_image_is_remembered_until_it_is_built_anew(project: Path, index: In
     link.symlink_to(project)
     first = remembered_image(link)
     assert first is not None
+    first_id = podman.client.images.get(first.image).id
+    built(project)
+    assert not podman.client.images.exists(first_id)
     assert describe_stale_image(link) is None
     other = wheel("tiny_dep", {"tiny_dep.py": "value = 2\n"}, version="2.0")
     write(project, {"requirements.txt": f"tiny-dep==2.0 --hash={index.add_python(*other)}\n"})
@@ -313,14 +316,13 @@ def test_a_containerfile_can_be_named_and_has_no_network(project: Path, podman: 
         for tag in tag.tags
         if "ringfence-python" in tag and "base" not in tag
     )
-    write(project, {"Containerfile": f"FROM {base}\nRUN echo made > /made\n"})
+    write(project, {"Containerfile": f"FROM {base}\nRUN ls /sys/class/net > /made\n"})
     built(project, containerfile="Containerfile")
-    assert in_project(project, "cat /made") == "made\n"
-    write(project, {"Containerfile": f"FROM {base}\nRUN cat /sys/class/net/*/address; echo told; false\n"})
+    assert in_project(project, "cat /made") == "lo\n"
+    write(project, {"Containerfile": f"FROM {base}\nRUN echo told; false\n"})
     with pytest.raises(SandboxUnavailableError, match="built without a network") as refused:
         built(project, containerfile="Containerfile")
     assert "told" in str(refused.value)
-    assert "00:00:00:00:00:00\n" in str(refused.value)
 
 
 @pytest.mark.prove

@@ -168,6 +168,8 @@ class _Build:
         self._notes: list[str] = []
 
     def build(self, image: str | None, containerfile: str | None) -> str:
+        if lacking := self._connection.host.describe_unlimited():
+            self._progress(f"note: {lacking}")
         own = None if image or containerfile else devcontainer(self._root)
         if own is not None and own.not_honoured:
             self._note(f"{own.file}: not honoured: {', '.join(own.not_honoured)}")
@@ -188,11 +190,10 @@ class _Build:
             ],
         )
         base = self._base(image, containerfile, own, names)
-        python, node, lacking = probe(self._connection, base, node=NPM_LOCK in names)
-        for words in lacking:
-            self._note(f"this machine does not hold a promise of the sandbox ({words}): see `ringfence sandbox doctor`")
+        python, node = probe(self._connection, base, node=NPM_LOCK in names)
         parts = (self._root, base, *inputs, *inputs.values())
         tag = f"localhost/ringfence-project:{hashlib.sha256(os.fsencode(chr(0).join(parts))).hexdigest()[:16]}"
+        before = self._remembered_id()
         with Context() as context, tempfile.TemporaryDirectory(prefix="ringfence-artefacts-") as place:
             steps = [
                 *self._python([name for name in names if name != NPM_LOCK], python, context, Path(place)),
@@ -205,7 +206,7 @@ class _Build:
             labels, args = {PROJECT_LABEL: self._root}, {"BASE": base}
             with ticking(self._progress, "installing"):
                 build_image(self._connection, context, tag, labels=labels, args=args, output=self._output)
-        self._remember(ProjectImage(self._root, tag, inputs))
+        self._remember(ProjectImage(self._root, tag, inputs), before)
         for note in self._notes:
             self._progress(note)
         return tag
@@ -316,16 +317,22 @@ class _Build:
             "--mount=type=bind,source=post-create,target=/run/ringfence-build sh /run/ringfence-build/run.sh"
         )
 
-    def _remember(self, built: ProjectImage) -> None:
-        before = remembered_image(self._root)
+    def _remembered_id(self) -> str:
+        """The id of the image that is remembered now. Empty: there is none."""
+        remembered = remembered_image(self._root)
+        if remembered is None or not self._connection.client.images.exists(remembered.image):
+            return ""
+        return str(self._connection.client.images.get(remembered.image).id)
+
+    def _remember(self, built: ProjectImage, before: str) -> None:
         record = _record(self._root)
         record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(record) as file:
             content = {"root": built.root, "image": built.image, "inputs": dict(built.inputs)}
             file.write(json.dumps(content).encode())
-        if before is not None and before.image != built.image:
+        if before and before != self._remembered_id():
             with suppress(APIError, OSError):  # a container may still use it
-                self._connection.client.images.remove(before.image)
+                self._connection.client.images.remove(before)
 
 
 def _in_npms_cache(artefact: Artefact) -> str:

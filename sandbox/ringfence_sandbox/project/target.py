@@ -52,10 +52,8 @@ class NodeTarget:
     registry: str
 
 
-def probe(
-    connection: Connection, image: str, *, node: bool
-) -> tuple[PythonTarget | None, NodeTarget | None, Sequence[str]]:
-    """What an image has, and the limits that do not hold in its container, in words. ``node``: whether to look for it.
+def probe(connection: Connection, image: str, *, node: bool) -> tuple[PythonTarget | None, NodeTarget | None]:
+    """What an image has. ``node``: whether to look for that.
 
     Raises:
         SandboxUnavailableError: a container of it does not start.
@@ -69,9 +67,8 @@ def probe(
             npm = _printed(container, ["/bin/sh", "-c", _NODE]) if node else ""
         finally:
             container.close()
-    lacking = [f"{found.name}: {found.found}" for found in container.properties if not found.holds]
     try:
-        return _python(python), _node(npm), lacking
+        return _python(python), _node(npm)
     except (ValueError, KeyError, TypeError) as error:
         raise SandboxUnavailableError(
             f"what the Python or the npm of {image} says of itself is not understood"
