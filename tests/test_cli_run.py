@@ -666,7 +666,7 @@ def test_what_standard_output_takes_only_in_part_is_no_success(tree: Path, tmp_p
     assert b"File too large" in ended.stderr
 
 
-@pytest.mark.parametrize("words", [["log", "missing"], ["run", ".", "--task", ""], ["run", "."], ["restore", "."]])
+@pytest.mark.parametrize("words", [["log", "missing"], ["run", ".", "--task", ""], ["run", "."], ["restore"]])
 def test_standard_error_that_is_full_changes_neither_exit_code_nor_json(tree: Path, words: list[str]) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
