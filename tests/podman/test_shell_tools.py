@@ -26,7 +26,7 @@ from ringfence.prompt import (
     ToolContext,
     ToolResult,
 )
-from ringfence.runtime import Session
+from ringfence.runtime import Receipt, Session, ToolOutput
 from ringfence_sandbox import PodmanSandbox
 from ringfence_tools import PodmanSandboxSection
 from ringfence_tools.shell import MAX_CHANGES, CommandOutcome, EvaluatePython
@@ -75,6 +75,20 @@ def make_tools(make_sandbox: MakeSandbox) -> Iterator[Callable[..., Tools]]:
     yield make
     for tools in opened:
         tools.prompt.resources.__exit__(None, None, None)
+
+
+def test_the_output_of_a_command_is_published_while_it_runs(make_tools: Callable[..., Tools]) -> None:
+    tools = make_tools()
+    pieces: list[ToolOutput] = []
+
+    def hear(event: ToolOutput) -> None:
+        pieces.append(event)
+        (tools.root / "answered").touch()
+
+    tools.session.dispatcher.subscribe(ToolOutput, hear)
+    tools.shell("echo one; until [ -e answered ]; do sleep 0.01; done; echo two >&2")
+    assert "".join(piece.text for piece in pieces) == "one\ntwo\n"
+    assert {piece.call_id for piece in pieces} == {tools.session[Receipt].latest().call_id}
 
 
 @pytest.fixture
