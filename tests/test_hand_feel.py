@@ -57,6 +57,8 @@ def test_without_dir_a_command_is_about_the_current_directory(tree: Path) -> Non
 def test_a_directory_is_still_dir(tree: Path) -> None:
     assert b"a.txt" in said(tree.parent, "diff", "tree", "--stat")
     assert b"c.txt" in said(tree.parent, "undo", "tree", "--dry-run")
+    assert b"Missing argument 'STEP'" in ringfence("restore", ".", cwd=tree).stderr
+    assert b"Missing argument 'NAME'" in ringfence("checkpoint", "../tree", cwd=tree).stderr
 
 
 def test_a_word_that_can_be_both_is_refused(tree: Path) -> None:

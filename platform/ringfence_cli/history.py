@@ -64,7 +64,7 @@ class HistoryCommand(Command):
         values = self.values(ctx, args)
         arguments = [one for one in self.params if isinstance(one, click.Argument)]
         given = [value for one in arguments if isinstance(value := values.get(str(one.name)), str)]
-        if not given or len(given) == len(arguments):
+        if not given or len(given) == len(arguments) or given[0] in (".", "..") or "/" in given[0]:
             return args
         is_without = len(given) <= sum(one.required for one in arguments) or _can_be_step(given[0], arguments[1])
         return [".", *args] if is_without else args
@@ -74,8 +74,7 @@ def _can_be_step(word: str, argument: click.Argument) -> bool:
     """Whether a word is a value of an argument and not DIR. Raises click.UsageError if it can be both."""
     if word.isdecimal() and os.path.isdir(word):
         raise click.UsageError(f"{word} is a directory here, and can be a step: write ./{word}, or . {word}")
-    is_name = not isinstance(argument.type, click.IntRange)
-    return word.isdecimal() or (is_name and "/" not in word and not os.path.isdir(word))
+    return word.isdecimal() or not (isinstance(argument.type, click.IntRange) or os.path.isdir(word))
 
 
 def _step_name(ctx: click.Context, param: click.Parameter, value: str | None) -> StepName | None:
