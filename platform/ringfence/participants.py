@@ -25,6 +25,12 @@ from ringfence.errors import CallEndedError, ParticipantBusyError
 Mark: TypeAlias = Any
 """A savepoint. Only the participant that gave it looks into it."""
 
+Contents: TypeAlias = tuple[Callable[[str], bytes], Callable[[str], bytes]]
+"""Functions from the path of a changed file to its bytes: at the savepoint, and after the call. They may raise
+OSError."""
+
+LOOK_SECONDS = 1.0
+"""How often who waits for a participant looks whether its holder waits for a person."""
 LOCK_PATIENCE_SECONDS = 60.0
 """The default time to wait for a participant that another tool call holds."""
 
@@ -97,6 +103,7 @@ class CallInfo:
         parent: the call whose handler made this one.
         opaque: it changes files other than through a filesystem, so a filesystem scans for changes.
         limits: the `RunOptions` that hold for what its handler evaluates.
+        awaits_approval: whether a policy waits for a person's answer about it.
         sealed: false only while the handler runs. No change goes through a sealed call.
         ended: it can be neither committed nor rolled back any more, by itself or because an outer call has ended.
         reads: per participant, the paths that the call read, each with the sha256 of the last bytes.
@@ -109,6 +116,7 @@ class CallInfo:
 
     __slots__ = (
         "answered_for",
+        "awaits_approval",
         "call_id",
         "changes",
         "ended",
@@ -130,6 +138,7 @@ class CallInfo:
         self.opaque = opaque
         self.sealed = False
         self.ended = False
+        self.awaits_approval = False
         self.reads: dict[CallLock, dict[str, str]] = {}
         self.read_before: dict[CallLock, set[tuple[str, str]]] | None = None
         self.changes: dict[CallLock, Sequence[Change]] = {}
@@ -167,6 +176,10 @@ class CallInfo:
 
     def mark_of(self, lock: CallLock) -> Mark | None:
         """The savepoint that a rollback restores; None where the participant does not take part."""
+        return None
+
+    def contents(self, lock: CallLock) -> Contents | None:
+        """The bytes of changed files of a participant. None if it cannot tell, or takes no part."""
         return None
 
     def join(self, participant: Transactional) -> None:
@@ -289,11 +302,14 @@ class CallLock:
 
     def _wait_until(self, call: CallInfo | None, until: float) -> None:
         while not self._free_for(call):
+            if self.holder is not None and self.holder.awaits_approval:
+                raise ParticipantBusyError(
+                    f"{self.name}: waiting for approval of {self.holder!r}; try again after that"
+                )
             left = until - time.monotonic()
-            if left <= 0 or not self._condition.wait(left):
-                if self._free_for(call):
-                    return
+            if left <= 0:
                 raise ParticipantBusyError(f"{self.name} is held by {self.holder!r}; try again when it has ended")
+            self._condition.wait(min(left, LOOK_SECONDS))
 
 
 class Transactional(Protocol):
@@ -327,6 +343,12 @@ class Transactional(Protocol):
 
         The call is sealed, and the mutex is held: a change that was let through before that is complete."""
         ...
+
+    def contents(self, mark: Mark, /) -> Contents | None:
+        """The bytes of files that changed since `mark`. None: there are none, or they cannot be told.
+
+        The call is sealed, and the mutex is held."""
+        return None
 
     @abstractmethod
     def commit(self, mark: Mark, receipt: Any) -> Step | None:

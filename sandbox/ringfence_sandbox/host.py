@@ -40,6 +40,7 @@ from ringfence.participants import (
     LOCK_PATIENCE_SECONDS,
     CallInfo,
     Change,
+    Contents,
     RollbackReport,
     Step,
     Transactional,
@@ -512,6 +513,10 @@ class HostFilesystem(Transactional):
         with self.lock.mutex:
             self._admit()
             return self._core.note_process(process)
+
+    def contents(self, mark: Mark) -> Contents | None:
+        changed = self._core.changed_files(mark)
+        return None if changed is None else (changed.before, changed.after)
 
     def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
         self._opened.check_open()

@@ -347,6 +347,7 @@ class ToolExecutor:
         transaction = call.transaction
         saved, reads = self.session.begin(transaction), {lock: dict(paths) for lock, paths in transaction.reads.items()}
         changes = [change for changes in transaction.changes.values() for change in changes]
+        call.context.result = call.result
         try:
             for policy, verdict in tool.effect_policies:
                 try:

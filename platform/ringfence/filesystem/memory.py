@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import SnapshotRestoreError
@@ -38,13 +39,14 @@ from ringfence.filesystem.protocol import (
     encode_text,
 )
 from ringfence.filesystem.search import glob_below, grep_files, path_filter
-from ringfence.filesystem.tree import Directory, File, Link, Node, Savepoint, Tree, differences
+from ringfence.filesystem.tree import Directory, File, Link, Node, Savepoint, Tree, content_at, differences
 from ringfence.participants import (
     CLEAN,
     LOCK_PATIENCE_SECONDS,
     CallInfo,
     CallLock,
     Change,
+    Contents,
     RollbackReport,
     Step,
     Transactional,
@@ -355,6 +357,9 @@ class InMemoryFilesystem(Transactional):
     def begin(self, call: CallInfo) -> Savepoint:
         # No mutex is needed: every change has finished before `call` acquires the lock.
         return self._tree.savepoint(outermost=call.parent is None)
+
+    def contents(self, mark: Savepoint) -> Contents:
+        return partial(content_at, self._tree.state_at(mark)), partial(content_at, self._tree.freeze())
 
     def commit(self, mark: Savepoint, receipt: object) -> Step | None:
         self._tree.release(mark)

@@ -210,7 +210,7 @@ class Tree:
         first: dict[str, Node | None] = {}
         for path, node, *_ in log[length:]:
             if isinstance(node, int) or (type(node) is Directory and (node.entries or not path)):
-                return differences(self._state_at(savepoint), self.root)
+                return differences(self.state_at(savepoint), self.root)
             first.setdefault(path, node)
         changes: list[Change] = []
         for path in sorted(first):
@@ -219,7 +219,7 @@ class Tree:
                 changes.append(Change(path, was and was.file_version, now and now.file_version))
         return changes
 
-    def _state_at(self, savepoint: Savepoint) -> Directory:
+    def state_at(self, savepoint: Savepoint) -> Directory:
         before = Tree(self.clock)
         before.root = self.freeze()
         before._generation = self._generation
@@ -505,6 +505,16 @@ def differences(before: Directory, after: Directory) -> list[Change]:
                 waiting.append((f"{path}/", below_was, below_now))
     changes.sort(key=attrgetter("path"))
     return changes
+
+
+def content_at(root: Directory, path: str) -> bytes:
+    """Return the bytes of the file at a resolved path in a frozen state. Raises FileNotFoundError."""
+    node: Any = root
+    for name in path.split("/"):
+        node = node.entries.get(name) if type(node) is Directory else None
+    if type(node) is not File:
+        raise os_error(errno.ENOENT, path)
+    return node.content
 
 
 def _alike(was: Node | None, now: Node | None) -> bool:

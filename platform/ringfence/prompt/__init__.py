@@ -10,6 +10,7 @@ from ringfence.errors import (
     ToolValidationError,
     VisibilityExpansionRequired,
 )
+from ringfence.prompt.approval import Approval, ApprovalPolicy, ApprovalRequest
 from ringfence.prompt.effects import (
     DeletionLimitPolicy,
     HiddenFilesPolicy,
@@ -50,6 +51,9 @@ from ringfence.prompt.tool import ContentOf, Itself, Tool, ToolContext, ToolExam
 from ringfence.runtime.tool_result import ToolRenderableResult, ToolResult
 
 __all__ = [
+    "Approval",
+    "ApprovalPolicy",
+    "ApprovalRequest",
     "BasePolicy",
     "ContentOf",
     "DeletionLimitPolicy",

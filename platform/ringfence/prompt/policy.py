@@ -96,6 +96,8 @@ class BasePolicy(ToolPolicy, EffectPolicy):
     """The name of the policy in receipts and denials."""
     observes_all_tools: bool = False
     """Whether a section's policy gets the results of the tools of all sections."""
+    runs_last: bool = False
+    """Whether its checks come after those of all other policies: where all of them deny, nobody is bothered."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -117,7 +119,7 @@ Policy: TypeAlias = ToolPolicy | EffectPolicy
 """What stands among the ``policies`` of a section or a prompt: a `BasePolicy`, or a class with the same methods."""
 
 _HOOKS: Sequence[Hook] = ("check", "check_effects", "on_result")
-_BASE_ONLY = ("applies_to", "validate", "observes_all_tools")
+_BASE_ONLY = ("applies_to", "validate", "observes_all_tools", "runs_last")
 
 
 def has_hook(policy: Policy, hook: Hook) -> bool:
@@ -131,6 +133,10 @@ def is_asked(policy: Policy, hook: Hook, tool: Tool[Any, Any]) -> bool:
         return has_hook(policy, hook)
     own, filtered = (next(kind for kind in type(policy).__mro__ if name in vars(kind)) for name in (hook, "applies_to"))
     return not issubclass(filtered, own) or policy.applies_to(tool, hook)
+
+
+def runs_last(policy: Policy) -> bool:
+    return isinstance(policy, BasePolicy) and policy.runs_last
 
 
 def observes_all_tools(policy: Policy) -> bool:

@@ -15,7 +15,7 @@ from ringfence import serde
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.paths import resolve_model_path
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import EffectPolicy, ToolPolicy, has_hook, is_asked
+from ringfence.prompt.policy import EffectPolicy, ToolPolicy, has_hook, is_asked, runs_last
 from ringfence.prompt.type_arguments import TypeArguments
 from ringfence.runtime.limits import BudgetTracker, RunOptions
 from ringfence.runtime.receipts import PolicyVerdict
@@ -88,6 +88,8 @@ class ToolContext:
     call: CallInfo | None = None
     scope: CallResources | None = None
     cancellation: Cancellation | None = None
+    result: ToolResult[Any] | None = None
+    """What the handler has returned. Only policies on effects have it."""
     _paths: dict[tuple[str, str | None], str] = field(default_factory=dict, repr=False)
     _filesystem: Any = field(default=MISSING, repr=False)
     _scopes: dict[CallLock | None, str] = field(default_factory=dict, repr=False)
@@ -242,6 +244,9 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
     """The paths that a call with these params is about to change, which `ReadBeforeWritePolicy` governs; None where
     this call can change no file that is there. A path in `ContentOf` or `Itself` says what is changed of a link or a
     directory; a text alone is taken for both."""
+    external_effects: str = field(default="", kw_only=True)
+    """What a call does that no rollback takes back, such as "it sends a mail". `ApprovalPolicy` asks about it before the
+    handler runs."""
     param_descriptions: Mapping[str, str] = field(default_factory=dict[str, str], kw_only=True, compare=False)
     """Descriptions of the params by the name of the field. They replace the ``description`` in a field's metadata."""
     declared_types: tuple[Any, Any] | None = field(default=None, kw_only=True, repr=False)
@@ -382,7 +387,7 @@ class BoundTool:
 
 def bind_tool(tool: Tool[Any, Any], prompt: Prompt[Any]) -> BoundTool:
     """Sort the policies that concern a tool by their hooks."""
-    policies = prompt.policies_for_tool(tool.name)
+    policies = sorted(prompt.policies_for_tool(tool.name), key=runs_last)
     checking = [policy for policy in policies if isinstance(policy, ToolPolicy) and has_hook(policy, "check")]
     observing = [policy for policy in prompt.result_policies(tool.name) if isinstance(policy, ToolPolicy)]
     effects = [policy for policy in policies if isinstance(policy, EffectPolicy)]

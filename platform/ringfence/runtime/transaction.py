@@ -19,6 +19,7 @@ from ringfence.participants import (
     CallInfo,
     CallLock,
     Change,
+    Contents,
     Mark,
     Participants,
     RollbackReport,
@@ -151,6 +152,12 @@ class Transaction(CallInfo):
 
     def mark_of(self, lock: CallLock) -> Mark | None:
         return self._marks.get(lock)
+
+    def contents(self, lock: CallLock) -> Contents | None:
+        with lock.mutex:
+            if self._superseded:
+                raise self._superseded_error()
+            return self._held[lock].contents(self._marks[lock])
 
     def join(self, participant: Transactional) -> None:
         lock = participant.lock

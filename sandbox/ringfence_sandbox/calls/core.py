@@ -17,7 +17,7 @@ from ringfence_sandbox.calls.call_journal import CallJournal
 from ringfence_sandbox.calls.deed_log import DeedLog
 from ringfence_sandbox.calls.deed_rollback import Hold, RolledBack, Undone, undo_deeds
 from ringfence_sandbox.calls.deed_runner import DeedRunner
-from ringfence_sandbox.calls.history import History, Recorded, RolledBackCall
+from ringfence_sandbox.calls.history import ChangedFiles, History, Recorded, RolledBackCall
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.holding_cleanup import (
     drop_holding,
@@ -325,14 +325,17 @@ class Core:
 
     def _recorded(self, mark: Mark, receipt: Receipt) -> Recorded | None:
         assert self._history is not None
+        changed = self.changed_files(mark)
+        return None if changed is None else self._history.record(changed, receipt)
+
+    def changed_files(self, mark: Mark) -> ChangedFiles | None:
+        """What has changed since a mark, with the bytes; None where nothing has."""
         first = self._opaque_since(mark)
         if first is not None and self._opaque is not None:
             scanned = self._opaque.scanned(self._deeds[first:], self._early.get(mark, ()))
-            return self._history.record(scanned, receipt) if scanned.changes else None
+            return scanned if scanned.changes else None
         compared = self.changed.since(mark)
-        if compared is None or not compared.changes:
-            return None
-        return self._history.record(self.changed.for_history(compared), receipt)
+        return self.changed.for_history(compared) if compared is not None and compared.changes else None
 
     def _sync_directories(self) -> None:
         """Have the names that deeds gave and took survive a loss of power, if the commit record is to survive it."""

@@ -1,0 +1,310 @@
+"""A person decides about the result of a call: in a program, through the public policy."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import PromptValidationError
+from ringfence.adapters import ToolExecutor
+from ringfence.filesystem import Filesystem, InMemoryFilesystem
+from ringfence.prompt import (
+    Approval,
+    ApprovalPolicy,
+    ApprovalRequest,
+    PathPolicy,
+    Prompt,
+    PromptTemplate,
+    Tool,
+    ToolContext,
+    ToolResult,
+    ToolsSection,
+)
+from ringfence.runtime import Receipt, Session
+from ringfence_sandbox import HostFilesystem, Workspace
+
+Answer = Callable[[ApprovalRequest], Any]
+YES, ALWAYS = Approval(True), Approval(True, always=True)
+
+
+@dataclass(frozen=True)
+class Write:
+    path: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Shell:
+    command: str
+
+
+@dataclass(frozen=True)
+class Ran:
+    exit_code: int
+    stdout: str
+
+    def render(self) -> str:
+        return self.stdout
+
+
+@dataclass
+class Agent:
+    """Tools over files, and a person who answers what a test says."""
+
+    files: Filesystem
+    answer: Answer
+    of: Sequence[str] = ("writes",)
+    policies: Sequence[Any] = ()
+    seconds: float = 300.0
+    asked: list[ApprovalRequest] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.session = Session()
+        tools: list[Tool[Any, Any]] = [
+            Tool[Write, None](name="put", description="Write.", handler=self._put, writes=lambda one: [one.path]),
+            Tool[Shell, Ran](name="shell", description="Run.", handler=self._shell, opaque=True),
+            Tool[Write, None](name="mail", description="Send.", handler=self._mail, external_effects="it sends a mail"),
+            Tool[Write, None](name="plain", description="Says nothing.", handler=self._put),
+        ]
+        policy = ApprovalPolicy(self._ask, self.of, timeout_seconds=self.seconds)
+        section = ToolsSection(title="Work", key="work", tools=tools)
+        template = PromptTemplate(ns="tests", key="ask", sections=[section], policies=[policy, *self.policies])
+        self.prompt = Prompt(template).bind(resources={Filesystem: self.files})
+
+    def _ask(self, request: ApprovalRequest) -> Any:
+        self.asked.append(request)
+        return self.answer(request)
+
+    def __call__(self, name: str, **arguments: object) -> ToolResult[Any]:
+        with self.prompt.resources:
+            return ToolExecutor(prompt=self.prompt, session=self.session).call(name, arguments, call_id=f"call {name}")
+
+    def put(self, path: str = "a", content: str = "new\n") -> ToolResult[Any]:
+        return self("put", path=path, content=content)
+
+    def _put(self, params: Write, *, context: ToolContext) -> ToolResult[None]:
+        context.resources.get(Filesystem).write(params.path, params.content)
+        return ToolResult("written")
+
+    def _mail(self, params: Write, *, context: ToolContext) -> ToolResult[None]:
+        self.sent.append(params.content)
+        return ToolResult("sent")
+
+    def _shell(self, params: Shell, *, context: ToolContext) -> ToolResult[Ran]:
+        root = context.resources.get(Filesystem).root
+        ended = subprocess.run(["sh", "-c", params.command], cwd=root, capture_output=True, text=True, check=False)
+        return ToolResult.ok(Ran(ended.returncode, ended.stdout), "ran")
+
+
+@contextmanager
+def on_disk(root: Path) -> Iterator[HostFilesystem]:
+    with Workspace.open(root) as workspace:
+        yield workspace.filesystem
+
+
+@pytest.fixture(params=["memory", "disk"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Filesystem]:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/a").write_text("old\n")
+    if request.param == "disk":
+        with on_disk(tmp_path / "root") as filesystem:
+            yield filesystem
+        return
+    filesystem = InMemoryFilesystem()
+    filesystem.write("a", "old\n")
+    yield filesystem
+
+
+def test_a_yes_keeps_the_result_and_the_question_has_its_diff(files: Filesystem) -> None:
+    agent = Agent(files, lambda request: YES)
+    assert agent.put().success
+    assert files.read("a").content == "new\n"
+    [request] = agent.asked
+    assert (request.call_id, request.tool, request.params) == ("call put", "put", Write("a", "new\n"))
+    assert request.diff.endswith(b"--- a/a\n+++ b/a\n@@ -1 +1 @@\n-old\n+new\n")
+    assert [change.path for change in request.changes] == ["a"]
+    assert (request.output, request.exit_code, request.before) == ("written", None, "")
+
+
+def test_a_no_rolls_back_and_the_model_reads_the_reason(files: Filesystem) -> None:
+    agent = Agent(files, lambda request: Approval.no("use spaces"))
+    result = agent.put()
+    assert result.message == "denied by the policy approval: a person said no: use spaces"
+    assert files.read("a").content == "old\n"
+    [receipt] = agent.session[Receipt].all()
+    assert receipt.outcome == "denied"
+
+
+@pytest.mark.parametrize("answer", [None, True, "yes", PolicyError := ValueError("no terminal")])
+def test_whatever_is_no_yes_is_a_no(files: Filesystem, answer: object) -> None:
+    def reply(request: ApprovalRequest) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert not Agent(files, reply).put().success
+    assert files.read("a").content == "old\n"
+
+
+def test_a_yes_that_comes_too_late_is_a_no(files: Filesystem) -> None:
+    def late(request: ApprovalRequest) -> Approval:
+        time.sleep(0.05)
+        return YES
+
+    result = Agent(files, late, seconds=0.01).put()
+    assert "nobody answered within" in result.message
+    assert files.read("a").content == "old\n"
+
+
+def test_always_is_this_path_and_tool_and_survives_a_rollback_of_the_session(files: Filesystem) -> None:
+    agent = Agent(files, lambda request: ALWAYS)
+    before = agent.session.snapshot()
+    agent.put("a", "1\n")
+    agent.session.restore(before)
+    agent.put("a", "2\n")
+    assert len(agent.asked) == 1
+    agent.put("b", "3\n")
+    agent("plain", path="a", content="4\n")
+    assert [request.tool for request in agent.asked] == ["put", "put", "plain"]
+
+
+def test_a_call_that_another_policy_denies_or_that_changes_nothing_is_no_question(files: Filesystem) -> None:
+    agent = Agent(files, lambda request: YES, policies=[PathPolicy(deny=["b"])])
+    assert "paths" in agent.put("b").message
+    assert agent.put("a", "old\n").success
+    assert not agent.asked
+
+
+@pytest.mark.parametrize(
+    ("of", "asked"), [(["commands"], []), (["a"], ["a"]), (["docs/**"], ["docs/x"]), (["put"], ["a", "docs/x"])]
+)
+def test_only_what_was_named_is_asked_about(files: Filesystem, of: Sequence[str], asked: Sequence[str]) -> None:
+    agent = Agent(files, lambda request: YES, of)
+    assert agent.put("a").success
+    assert agent.put("docs/x").success
+    assert [request.params.path for request in agent.asked] == asked  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("of", [["comands"], ["shell_execute"], ["putt"], [], [""], ["{a,b}"]])
+def test_a_word_that_would_ask_about_nothing_is_refused(of: Sequence[str]) -> None:
+    with pytest.raises(PromptValidationError):
+        Agent(InMemoryFilesystem(), lambda request: YES, of)
+
+
+@pytest.mark.parametrize("of", [["writes"], ["mail"]])
+def test_what_no_rollback_takes_back_is_asked_about_before_the_handler(files: Filesystem, of: Sequence[str]) -> None:
+    answers = [Approval.no(), YES, ALWAYS]
+    agent = Agent(files, lambda request: answers.pop(0), of)
+    assert not agent("mail", path="x", content="1").success
+    assert agent.sent == []
+    for content in ("2", "3", "3"):
+        assert agent("mail", path="x", content=content).success
+    assert [request.before for request in agent.asked] == ["it sends a mail"] * 3
+    assert agent.sent == ["2", "3", "3"]
+
+
+def test_a_tool_that_is_named_and_does_not_say_what_it_changes_is_asked_about_before(files: Filesystem) -> None:
+    agent = Agent(files, lambda request: Approval.no(), ["plain"])
+    assert not agent("plain", path="a", content="x").success
+    assert agent.asked[0].before == "nothing says what it changes"
+
+
+@pytest.mark.parametrize("answer", [YES, Approval.no()])
+def test_a_command_shows_its_exit_code_output_and_the_changes_that_it_made(tmp_path: Path, answer: Approval) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/a").write_text("old\n")
+    with on_disk(tmp_path / "root") as files:
+        agent = Agent(files, lambda request: answer, ["commands"])
+        assert agent("shell", command="echo said; exit 3").success  # it has changed nothing
+        result = agent("shell", command="echo new > a; mkdir d; echo said; exit 3")
+        assert result.success is answer.allowed
+        assert files.read("a").content == ("new\n" if answer.allowed else "old\n")
+        assert files.exists("d") is answer.allowed
+    [request] = agent.asked
+    assert (request.exit_code, request.output) == (3, "ran\n\nsaid\n")
+    assert b"-old\n+new\n" in request.diff
+    assert [change.path for change in request.changes] == ["a", "d"]
+
+
+def test_always_for_a_command_is_exactly_this_command(tmp_path: Path) -> None:
+    with on_disk(tmp_path) as files:
+        agent = Agent(files, lambda request: ALWAYS, ["commands"])
+        for command in ("date +%N > a", "date +%N > a", "date +%N  > a"):
+            assert agent("shell", command=command).success
+    assert len(agent.asked) == 2
+
+
+def edit_meanwhile(root: Path, answer: Approval) -> Answer:
+    def reply(request: ApprovalRequest) -> Approval:
+        (root / "beside").write_text("a person's")
+        (root / "a").write_text("a person's\n")
+        return answer
+
+    return reply
+
+
+@pytest.mark.parametrize("command", [False, True])
+def test_an_edit_during_the_wait_is_an_external_change(tmp_path: Path, command: bool) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a").write_text("old\n")
+    with Workspace.open(root) as workspace:
+        agent = Agent(workspace.filesystem, edit_meanwhile(root, Approval.no()), ["writes"])
+        result = agent("shell", command="echo new > a") if command else agent.put()
+        assert not result.success
+        assert "a was changed by somebody else meanwhile" in result.message
+    assert ((root / "a").read_text(), (root / "beside").read_text()) == ("a person's\n", "a person's")
+
+
+@pytest.mark.parametrize("command", [False, True])
+def test_a_step_that_was_approved_has_what_was_shown_and_not_an_edit_of_the_wait(tmp_path: Path, command: bool) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a").write_text("old\n")
+
+    def reply(request: ApprovalRequest) -> Approval:
+        (root / "beside").write_text("a person's")
+        return YES
+
+    with Workspace.open(root) as workspace:
+        agent = Agent(workspace.filesystem, reply, ["writes"])
+        result = agent("shell", command="echo new > a") if command else agent.put()
+        assert result.success
+        [step] = workspace.steps()
+        assert step.paths == ("a",)
+    assert (root / "beside").read_text() == "a person's"
+
+
+@pytest.mark.parametrize("shares", ["session", "files"])
+def test_another_call_is_answered_at_once_while_one_waits(files: Filesystem, shares: str) -> None:
+    waiting, done = threading.Event(), threading.Event()
+
+    def reply(request: ApprovalRequest) -> Approval:
+        waiting.set()
+        assert done.wait(30)
+        return YES
+
+    agent = Agent(files, reply)
+    thread = threading.Thread(target=agent.put)
+    thread.start()
+    try:
+        assert waiting.wait(30)
+        other = agent if shares == "session" else Agent(files, lambda request: YES)
+        started = time.monotonic()
+        result = other.put("b")
+        assert time.monotonic() - started < 2
+        assert "waiting for approval of tool call 'call put'" in result.message
+        assert files.read("a").content == "new\n"  # a watcher sees the change before the answer
+    finally:
+        done.set()
+        thread.join()
+    assert Agent(files, lambda request: YES).put("b").success
