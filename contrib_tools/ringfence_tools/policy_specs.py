@@ -109,7 +109,7 @@ def strictest(policies: Sequence[Policy]) -> tuple[Policy, ...]:
 def _pattern(kind: str, glob: str, directory: Path) -> str:
     if not glob:
         raise ValueError(f"{kind}:GLOB takes a pattern, such as {kind}:/src/**")
-    _refuse_path_of_host(glob, directory)
+    refuse_path_of_host(glob, directory)
     return glob
 
 
@@ -128,11 +128,11 @@ def _clean_tests(text: str, directory: Path) -> Policy:
         tool, _, command = named.partition("=")
     if not (tool and pattern):
         raise ValueError("tests:TOOL:GLOB takes a tool and a pattern, such as tests:shell_execute:/src/**")
-    _refuse_path_of_host(pattern, directory)
+    refuse_path_of_host(pattern, directory)
     return RequireCleanTestsPolicy(tool, command=command, paths=[pattern])
 
 
-def _refuse_path_of_host(pattern: str, directory: Path) -> None:
+def refuse_path_of_host(pattern: str, directory: Path) -> None:
     """Raise ValueError for a pattern that begins with the path of the workspace. It would match nothing."""
     for root in (os.path.abspath(directory), os.path.realpath(directory)):
         if root != "/" and f"{pattern}/".startswith(f"{root}/"):
@@ -150,7 +150,7 @@ def parse_policy_file(file: Path, directory: Path, *, may_be_empty: bool = True)
         table = serde.parse(PolicyFile, tomllib.loads(read_host_text(file)), extra="forbid", coerce=False).policies
         paths, tests = table.paths or Paths(), table.tests or Tests("")
         for pattern in (*(paths.allow or ()), *paths.deny, *tests.paths):
-            _refuse_path_of_host(pattern, directory)
+            refuse_path_of_host(pattern, directory)
         found = tuple(table.policies())
     except (OSError, PromptValidationError, ValueError) as error:
         raise _bad(f"{file}: {why(error)}") from None

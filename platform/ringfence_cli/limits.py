@@ -17,7 +17,10 @@ LEAST = 1
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """The terms of a run. ``policies`` and ``sections`` are SPECs. None is no limit; a limit below 1 is used up."""
+    """The terms of a run. ``policies``, ``sections`` and ``asks`` are SPECs.
+
+    None is no limit; a limit below 1 is used up.
+    """
 
     policies: tuple[str, ...] = ()
     seconds: float | None = None
@@ -25,12 +28,16 @@ class RunLimits:
     turns: int | None = None
     place: Place = Place()
     sections: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
+    ask_seconds: float | None = None
 
     def describe(self) -> str:
         """Return the terms as options of the command line."""
         options = [self.place.describe()] if self.place.workspace == "podman" else []
         options += [f"--section {shlex.quote(spec)}" for spec in self.sections]
         options += [f"--policy {shlex.quote(spec)}" for spec in self.policies]
+        options += [f"--ask {shlex.quote(spec)}" for spec in self.asks]
+        options += [f"--ask-timeout {self.ask_seconds:.0f}s"] if self.ask_seconds is not None else []
         options += [f"--deadline {self.seconds:.0f}s"] if self.seconds is not None else []
         options += [f"--max-tokens {self.tokens}"] if self.tokens is not None else []
         options += [f"--max-turns {self.turns}"] if self.turns is not None else []
@@ -51,7 +58,8 @@ class RunLimits:
         return [option for option, remaining in limits if remaining is not None and remaining < LEAST]
 
     def resumed(self, given: RunLimits) -> RunLimits:
-        """Merge the limits that are left with those given now: policies and sections are added, others replaced.
+        """Merge the limits that are left with those given now: policies, sections and asks are added, others
+        replaced.
 
         Raises:
             click.UsageError: a policy that would loosen one of the run's, a limit that is used up, or an option for a
@@ -64,6 +72,8 @@ class RunLimits:
             self.turns if given.turns is None else given.turns,
             _resume_place(self.place, given.place),
             tuple(dict.fromkeys((*self.sections, *given.sections))),
+            tuple(dict.fromkeys((*self.asks, *given.asks))),
+            self.ask_seconds if given.ask_seconds is None else given.ask_seconds,
         )
         if used_up := limits.used_up():
             raise click.UsageError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -98,6 +100,18 @@ class View(RunWatcher):
         self._calls.clear()
         if self._live is not None:
             self._live.stop()
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """A block in which the terminal is somebody else's."""
+        if self._live is None:
+            yield
+            return
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._live.start()
 
     def text(self, event: ModelText) -> None:
         """Shown below the lines while it comes; where there is no such place, the whole turn says it soon enough."""

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ringfence_cli.options import (
+    ASK,
+    ASK_TIMEOUT,
     IMAGE,
     INTERRUPTED,
     POLICY,
@@ -116,6 +118,8 @@ def ringfence() -> None:
 @POLICY
 @WITH_IGNORED
 @hiding
+@ASK
+@ASK_TIMEOUT
 @click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors.")
 @click.option("--json", "as_json", is_flag=True, expose_value=False, help="Print one JSON object instead of the diff.")
 @click.pass_obj

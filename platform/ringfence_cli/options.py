@@ -228,6 +228,21 @@ IMAGE = click.option(
     metavar="NAME",
     help="With podman: the container's image.  [default: that of `ringfence sandbox build DIR`, else ringfence's own]",
 )
+ASK = click.option(
+    "--ask",
+    "asks",
+    multiple=True,
+    metavar="WHAT",
+    help="Ask before a call is kept, and show what it has really changed: `commands`, `writes`, a GLOB of changed "
+    "paths as in --policy, or the name of a tool; may be given several times. Where nobody can answer, it is denied.",
+)
+ASK_TIMEOUT = click.option(
+    "--ask-timeout",
+    "ask_seconds",
+    callback=seconds,
+    metavar="TIME",
+    help="How long a call waits for an answer before it is denied.  [default: 5m]",
+)
 _CONTAINER = (
     IMAGE,
     click.option(

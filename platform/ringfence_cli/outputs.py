@@ -129,13 +129,16 @@ def put_diff(patch: bytes, whole: str | None = None) -> None:
     shown = Text()
     lines = printable(patch.decode("utf-8", "surrogateescape")).splitlines(keepends=True)
     for line in lines if whole is None else lines[:MAX_DIFF_LINES]:
-        is_header = line.startswith(("diff ", "--- ", "+++ "))
-        shown.append(line, "bold" if is_header else STYLES.get(line[:1], ""))
+        shown.append(line, diff_style(line))
     if whole is not None and len(lines) > MAX_DIFF_LINES:
         shown.append(f"[{plural(len(lines) - MAX_DIFF_LINES, 'more line')} of the diff: {whole}]\n", "bold yellow")
     with console.capture() as captured:
         console.print(shown, end="")
     put(captured.get().encode(sys.stdout.encoding, "backslashreplace"))
+
+
+def diff_style(line: str) -> str:
+    return "bold" if line.startswith(("diff ", "--- ", "+++ ")) else STYLES.get(line[:1], "")
 
 
 @contextmanager

@@ -21,9 +21,11 @@ from ringfence.filesystem.diff import moved
 from ringfence.filesystem.edits import read_host_text
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import display_path, escape_path
+from ringfence.prompt.approval import ASK_SECONDS
 from ringfence.runtime.limits import utc_now
 from ringfence.runtime.secrets import Secrets, masked_logs
 from ringfence.runtime.session import Session
+from ringfence_cli.approval import NOBODY_AT_START, Terminal, approval_of, can_ask, nobody
 from ringfence_cli.history import recovery
 from ringfence_cli.limits import RunLimits, absolute_code, absolute_policy
 from ringfence_cli.options import BusyError, Invocation, hidden_of, place_of
@@ -86,6 +88,8 @@ class RunOptions:
     policies: tuple[str, ...]
     with_ignored: bool
     hide: HiddenFiles | None
+    asks: tuple[str, ...]
+    ask_seconds: float | None
     quiet: bool
     container: Mapping[str, Any]
 
@@ -123,6 +127,8 @@ class RunOptions:
             turns,
             place_of(workspace, self.container),
             tuple(map(absolute_code, self.sections)),
+            self.asks,
+            self.ask_seconds,
         )
 
 
@@ -138,6 +144,8 @@ class Run:
     patch: OutputFile | None
     receipts: ReceiptsFile | None
     report: ReportFile | None
+    terminal: Terminal | None = None
+    """Where a person is asked."""
 
 
 def run_task(options: RunOptions, invocation: Invocation) -> int:
@@ -178,7 +186,8 @@ def run_task(options: RunOptions, invocation: Invocation) -> int:
             _announce(run, errors)
         watchers: list[RunWatcher] = [one for one in (run.receipts, run.report) if one is not None]
         with reserve_stdout(run.task.sections):
-            outcome = run_watched(run.task, signals, watchers, None if options.quiet else errors, run.record)
+            shown = None if options.quiet else errors
+            outcome = run_watched(run.task, signals, watchers, shown, run.record, run.terminal)
         _finish(run, outcome, errors, invocation)
     return outcome.exit_code
 
@@ -240,8 +249,13 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
             errors.say(recovery(recovered, directory))
         if receipts is not None:
             receipts.complete(workspace.history)
+    terminal = None
+    if limits.asks:
+        terminal = Terminal(errors) if can_ask() else None
+        seconds = limits.ask_seconds or ASK_SECONDS
+        policies = (*policies, approval_of(limits.asks, seconds, terminal or nobody, directory))
     task = AgentTask(text, workspace, adapter, limits.seconds, limits.tokens, policies, sections)
-    return Run(options, task, limits, is_resumed, record, patch, receipts, report)
+    return Run(options, task, limits, is_resumed, record, patch, receipts, report, terminal)
 
 
 def _split(workspace: RunWorkspace) -> Split:
@@ -252,6 +266,8 @@ def _split(workspace: RunWorkspace) -> Split:
 def _announce(run: Run, errors: ErrorStream) -> None:
     for line in run.limits.place.unmasked():
         errors.say(line)
+    if run.limits.asks and run.terminal is None:
+        errors.say(NOBODY_AT_START)
     for line in left_out_lines(run.task.workspace.left_out):
         errors.say(line)
     if run.is_resumed:
@@ -278,8 +294,9 @@ def run_watched(
     watchers: Sequence[RunWatcher],
     errors: ErrorStream | None,
     record: RunRecord | None = None,
+    terminal: Terminal | None = None,
 ) -> RunOutcome:
-    """Run the agent, shown live on `errors` where that is given."""
+    """Run the agent, shown live on `errors` where that is given. A question at the ``terminal`` interrupts the view."""
     stats = record.stats if record is not None else RunStats()
 
     def prepare(session: Session) -> None:
@@ -290,7 +307,10 @@ def run_watched(
         if errors is not None:
             from ringfence_cli.live import View
 
-            watchers = [live.enter_context(View(errors, stats, task.workspace.directory)), *watchers]
+            view = live.enter_context(View(errors, stats, task.workspace.directory))
+            watchers = [view, *watchers]
+            if terminal is not None:
+                terminal.screen = view
         earlier = record.earlier_sessions if record is not None else ()
         outcome = run_agent(
             task, watchers=watchers, stats=stats, gate=signals, prepare=prepare, earlier_sessions=earlier

@@ -123,7 +123,7 @@ class ApprovalPolicy(BasePolicy):
         reason = self._reason_before(tool)
         if not reason:
             return ALLOW
-        keys = {("before", *_command_key(tool, params, context))}
+        keys: set[Hashable] = {("before", *_command_key(tool, params, context))}
         request = ApprovalRequest(_call_id(context), tool.name, params, reason, always="exactly this call")
         return self._decision(request, keys, context)
 
@@ -139,7 +139,8 @@ class ApprovalPolicy(BasePolicy):
         keys: set[Hashable]
         if tool.opaque:
             began_in = getattr(result.value, "began_in", "")
-            keys, always = {(*_command_key(tool, params, context), began_in)}, "exactly this command"
+            keys = {(*_command_key(tool, params, context), began_in)}
+            always = "exactly this command"
         else:
             session = context.session.session_id
             keys = {

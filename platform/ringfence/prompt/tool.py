@@ -245,8 +245,8 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
     this call can change no file that is there. A path in `ContentOf` or `Itself` says what is changed of a link or a
     directory; a text alone is taken for both."""
     external_effects: str = field(default="", kw_only=True)
-    """What a call does that no rollback takes back, such as "it sends a mail". `ApprovalPolicy` asks about it before the
-    handler runs."""
+    """What a call does that no rollback takes back, such as "it sends a mail". `ApprovalPolicy` asks before its handler
+    runs."""
     param_descriptions: Mapping[str, str] = field(default_factory=dict[str, str], kw_only=True, compare=False)
     """Descriptions of the params by the name of the field. They replace the ``description`` in a field's metadata."""
     declared_types: tuple[Any, Any] | None = field(default=None, kw_only=True, repr=False)
