@@ -164,6 +164,8 @@ def run(invocation: Invocation, **given: Any) -> int:
 @SECTION
 @POLICY
 @hiding
+@ASK
+@ASK_TIMEOUT
 @click.option("--read-only", is_flag=True, help="Offer only the tools that change nothing.")
 @click.option(
     "--max-answer",
@@ -183,6 +185,8 @@ def serve(
     policies: tuple[str, ...],
     hidden_globs: tuple[str, ...],
     no_hide: bool,
+    asks: tuple[str, ...],
+    ask_seconds: float | None,
     read_only: bool,
     max_answer: int | None,
     **given: Any,
@@ -207,6 +211,8 @@ def serve(
             policies,
             sections,
             max_answer,
+            asks,
+            ask_seconds,
         )
         return serve(options, invocation.signals)
     except ModuleNotFoundError as error:

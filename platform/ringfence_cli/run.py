@@ -21,11 +21,10 @@ from ringfence.filesystem.diff import moved
 from ringfence.filesystem.edits import read_host_text
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import display_path, escape_path
-from ringfence.prompt.approval import ASK_SECONDS
 from ringfence.runtime.limits import utc_now
 from ringfence.runtime.secrets import Secrets, masked_logs
 from ringfence.runtime.session import Session
-from ringfence_cli.approval import NOBODY_AT_START, Terminal, approval_of, can_ask, nobody
+from ringfence_cli.approval import NOBODY_AT_START, approval_of, nobody
 from ringfence_cli.history import recovery
 from ringfence_cli.limits import RunLimits, absolute_code, absolute_policy
 from ringfence_cli.options import BusyError, Invocation, hidden_of, place_of
@@ -65,6 +64,7 @@ from ringfence_tools.printable import ignored_line, line_counts, plural, printab
 from ringfence_tools.run_workspace import RunWorkspace, protect_path
 
 if TYPE_CHECKING:
+    from ringfence_cli.terminal import Terminal
     from ringfence_tools.report import ReportFile, Split
 
 
@@ -251,9 +251,10 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
             receipts.complete(workspace.history)
     terminal = None
     if limits.asks:
-        terminal = Terminal(errors) if can_ask() else None
-        seconds = limits.ask_seconds or ASK_SECONDS
-        policies = (*policies, approval_of(limits.asks, seconds, terminal or nobody, directory))
+        from ringfence_cli.terminal import Terminal, has_person
+
+        terminal = Terminal(errors) if has_person() else None
+        policies = (*policies, approval_of(limits.asks, limits.ask_seconds, terminal or nobody, directory))
     task = AgentTask(text, workspace, adapter, limits.seconds, limits.tokens, policies, sections)
     return Run(options, task, limits, is_resumed, record, patch, receipts, report, terminal)
 

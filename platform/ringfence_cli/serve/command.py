@@ -46,6 +46,8 @@ class ServeOptions:
     policies: Sequence[str] = ()
     sections: Sequence[str] = ()
     max_answer: int | None = None
+    asks: Sequence[str] = ()
+    ask_seconds: float | None = None
 
     @property
     def has_person(self) -> bool:
@@ -81,12 +83,18 @@ def _start(options: ServeOptions, stack: ExitStack) -> WorkspaceServer:
 
         telemetry = telemetry_of(ErrorStream(), stack)
 
+    approvals = None
+    if options.asks:
+        from ringfence_cli.serve.approvals import Approvals
+
+        approvals = Approvals()
+
     def load() -> LazyWorkspace:
         from ringfence_cli.serve.opening import LazyWorkspace
 
-        return stack.enter_context(closing(LazyWorkspace(options, telemetry)))
+        return stack.enter_context(closing(LazyWorkspace(options, telemetry, approvals)))
 
-    server = WorkspaceServer(options.directory, load, max_answer=options.max_answer)
+    server = WorkspaceServer(options.directory, load, max_answer=options.max_answer, approvals=approvals)
     if options.has_person:
         server.open()
     return server

@@ -18,6 +18,7 @@ from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.secrets import masked_logs
 from ringfence.runtime.session import Session
+from ringfence_cli.approval import approval_of
 from ringfence_cli.options import UNAVAILABLE, BusyError, NotStartedError, spec_refused
 from ringfence_cli.outputs import ErrorStream, refuse_way_out
 from ringfence_cli.own_code import reserve_stdout
@@ -36,6 +37,7 @@ from ringfence_tools.spec_error import SpecError
 
 if TYPE_CHECKING:
     from ringfence.telemetry import Telemetry
+    from ringfence_cli.serve.approvals import Approvals
 
 SHARING = "To share it, run one server with --http for all clients. To look only, serve with --read-only."
 
@@ -59,8 +61,9 @@ class UnavailableError(click.ClickException):
 class LazyWorkspace:
     """The workspace of a server's options, with what they say about its calls."""
 
-    def __init__(self, options: ServeOptions, telemetry: Telemetry | None) -> None:
+    def __init__(self, options: ServeOptions, telemetry: Telemetry | None, approvals: Approvals | None = None) -> None:
         self._options = options
+        self._approvals = approvals
         self._telemetry = telemetry
         self._errors = ErrorStream()
         self._stack = ExitStack()
@@ -114,6 +117,9 @@ class LazyWorkspace:
         for line in recovered_before_copy(options.directory) if copied else ():
             say(line)
         policies, sections = policies_of(options.directory, options.policies), self._sections()
+        if self._approvals is not None:
+            ask = self._approvals.ask
+            policies = (*policies, approval_of(options.asks, options.ask_seconds, ask, options.directory))
         workspace = open_workspace(
             options.place,
             options.directory,

@@ -9,7 +9,7 @@ import base64
 import mimetypes
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,7 +17,6 @@ from importlib.metadata import version
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
@@ -25,6 +24,7 @@ import anyio
 import click
 import mcp_types as types
 from anyio import to_thread
+from anyio.abc import TaskGroup
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
@@ -33,6 +33,8 @@ from ringfence.failures import describe_error
 from ringfence.filesystem.paths import escape_path
 from ringfence_cli.serve.answers import client_name, shown_characters
 from ringfence_cli.serve.identity import identity_of
+from ringfence_cli.serve.progress import cancel_on_disconnect, report_progress
+from ringfence_cli.serve.questions import Elicitation, elicitation_of
 
 if TYPE_CHECKING:
     from ringfence.filesystem.protocol import FileEntry, Filesystem
@@ -40,14 +42,13 @@ if TYPE_CHECKING:
     from ringfence.runtime.limits import Cancellation
     from ringfence.runtime.secrets import Secrets
     from ringfence.runtime.session import Session
+    from ringfence_cli.serve.approvals import Approvals
     from ringfence_cli.serve.clients import Clients
     from ringfence_cli.serve.workspaces import ServedWorkspace
 
 QUEUE_SECONDS = 60.0
 """How long a call waits for the calls before it."""
 BUSY = f"another call has been running for {QUEUE_SECONDS:g} s: try again when it has ended"
-PROGRESS_SECONDS = 1.0
-"""The time between two progress notifications of a call."""
 INSTRUCTIONS = """\
 Tools for the files of a workspace: {directory}. Paths are relative to its root. Every call is a transaction: one that
 fails, is denied or is cancelled has changed nothing, and says how to get it right. Read a file before you change,
@@ -90,6 +91,8 @@ class Connected:
     """The clients of one run of a transport, after the first call."""
 
     clients: Clients | None = None
+    group: TaskGroup | None = None
+    """For calls that outlast their first request, if calls are asked about."""
 
 
 class WorkspaceServer:
@@ -99,12 +102,23 @@ class WorkspaceServer:
     it or disconnects. While the workspace cannot be opened, each call says why and tries again.
     """
 
-    def __init__(self, directory: Path, load: Callable[[], Openable], *, max_answer: int | None = None) -> None:
-        """``max_answer`` is the most characters of an answer; None is what a client is known to show."""
+    def __init__(
+        self,
+        directory: Path,
+        load: Callable[[], Openable],
+        *,
+        max_answer: int | None = None,
+        approvals: Approvals | None = None,
+    ) -> None:
+        """``max_answer`` is the most characters of an answer; None is what a client is known to show.
+
+        ``approvals`` asks about calls, if the workspace has a policy that does.
+        """
         self._directory = directory
         self._load = load
         self._max_answer = max_answer
         self._turn = anyio.Lock(fast_acquire=True)
+        self._approvals = approvals
         self._working = threading.Lock()
         self._running: set[Cancellation] = set()
         self._stopped = False
@@ -153,7 +167,11 @@ class WorkspaceServer:
     async def _connected(self, _: Server[Connected]) -> AsyncGenerator[Connected]:
         connected = Connected()
         try:
-            yield connected
+            if self._approvals is None:
+                yield connected
+                return
+            async with self._approvals.tasks() as connected.group:
+                yield connected
         finally:
             if connected.clients is not None:
                 connected.clients.close()
@@ -187,13 +205,20 @@ class WorkspaceServer:
         name = client_name(context)
         return types.ListToolsResult(tools=with_hints(self._tools[shared].values(), name, self._answer_limit(name)))
 
-    async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def _call_tool(
+        self, context: Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult | types.InputRequiredResult:
+        approvals, answer = self._approvals, self._answer
+        if approvals is not None:
+            if elicitation_of(context) is Elicitation.RESULT:
+                return await approvals.answer_in_rounds(context, params, self._cancellation, answer)
+            answer = partial(approvals.answer, answer=answer)
         with self._cancellation() as cancellation:
             async with anyio.create_task_group() as group:
-                group.start_soon(_report_progress, params.name, cancellation, context)
+                group.start_soon(report_progress, params.name, cancellation, context)
                 if context.request is not None:
-                    group.start_soon(_cancel_on_disconnect, context.request.receive, cancellation)
-                result = await self._answer(context, params, cancellation)
+                    group.start_soon(cancel_on_disconnect, context.request.receive, cancellation)
+                result = await answer(context, params, cancellation)
                 group.cancel_scope.cancel()
             return result  # pyright: ignore[reportPossiblyUnboundVariable]  # the group swallows no error
 
@@ -227,11 +252,11 @@ class WorkspaceServer:
             return self._workspace.open(cancellation).filesystem
 
     @contextmanager
-    def _cancellation(self) -> Generator[Cancellation]:
+    def _cancellation(self, cancellation: Cancellation | None = None) -> Generator[Cancellation]:
         """Yield the cancellation of what the block does. `stop` cancels it."""
         from ringfence.runtime.limits import Cancellation
 
-        cancellation = Cancellation()
+        cancellation = cancellation or Cancellation()
         self._running.add(cancellation)
         if self._stopped:
             cancellation.cancel()
@@ -267,7 +292,7 @@ class WorkspaceServer:
         """
         try:
             with anyio.fail_after(QUEUE_SECONDS):
-                await self._turn.acquire()
+                await (self._turn.acquire() if self._approvals is None else self._approvals.acquire(self._turn))
         except TimeoutError:
             raise MCPError(code=types.INTERNAL_ERROR, message=BUSY) from None
         try:
@@ -281,31 +306,6 @@ class WorkspaceServer:
     def _work(self, work: Callable[[], ResultT]) -> ResultT:
         with self._working:
             return work()
-
-
-async def _report_progress(name: str, cancellation: Cancellation, context: Context) -> None:
-    """Send progress notifications of a call. Cancel the call when its request is cancelled."""
-    started = monotonic()
-    try:
-        while True:
-            await anyio.sleep(PROGRESS_SECONDS)
-            seconds = monotonic() - started
-            await context.session.report_progress(seconds, None, f"{name} has been running for {seconds:.0f} s")
-    finally:
-        cancellation.cancel()
-
-
-async def _cancel_on_disconnect(
-    receive: Callable[[], Awaitable[Mapping[str, Any]]], cancellation: Cancellation
-) -> None:
-    """Cancel the call when the connection of its request is closed.
-
-    The protocol up to 2025-11-25 lets the call continue. But its result is lost, and the client would assume that
-    nothing was changed.
-    """
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    cancellation.cancel()
 
 
 def list_resources(filesystem: Filesystem, cursor: str | None) -> types.ListResourcesResult:

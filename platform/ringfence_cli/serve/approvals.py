@@ -1,0 +1,244 @@
+"""Approvals over MCP: the person at the client of a call decides before it is kept.
+
+Since 2026-07-28 a question is the result of a request, and the client repeats the request with the answer. The call
+waits on its thread in between.
+"""
+
+from __future__ import annotations
+
+import hmac
+import queue
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, TypeAlias
+
+import anyio
+import mcp_types as types
+from anyio import from_thread
+from anyio.abc import TaskGroup
+from mcp.server.context import ServerRequestContext
+from mcp.shared.exceptions import MCPError
+
+from ringfence.prompt.approval import Approval, ApprovalRequest
+from ringfence.runtime.limits import Cancellation
+from ringfence.runtime.tool_result import bounded
+from ringfence_cli.approval import question_lines
+from ringfence_cli.serve.identity import identity_of
+from ringfence_cli.serve.progress import cancel_on_disconnect, report_progress
+from ringfence_cli.serve.questions import Elicitation, Said, ask, asking_result, elicitation_of, said_in
+
+CANNOT_ASK = "this client cannot ask a person (MCP calls it elicitation), so it counts as a no"
+WAITING = "waiting for approval of {tool} (call {call_id}): nothing was changed. Try again when a person has answered"
+IS_OVER = "this question was answered, or its time is over: nothing more was changed. Call the tool again"
+MAX_DIFF_LINES, MAX_OUTPUT_LINES, MAX_CHARACTERS = 100, 20, 10_000
+LOOK_SECONDS = 0.1
+"""How often a waiting call looks whether it was cancelled."""
+
+Context: TypeAlias = ServerRequestContext[Any, Any]
+Answer: TypeAlias = Callable[[Context, types.CallToolRequestParams, Cancellation], Awaitable[types.CallToolResult]]
+
+
+@dataclass(eq=False)
+class Rounds:
+    """A call that takes several requests of its client."""
+
+    name: str
+    arguments: object
+    cancellation: Cancellation = field(default_factory=Cancellation)
+    news: anyio.Event = field(default_factory=anyio.Event)
+    """Set when there is a question or a result."""
+    question: types.InputRequiredResult | None = None
+    result: types.CallToolResult | Exception | None = None
+    state: str = ""
+    choices: Sequence[str] = ()
+    said: queue.SimpleQueue[Said] = field(default_factory=queue.SimpleQueue)
+
+    def ask(self, text: str, choices: Sequence[str]) -> None:
+        self.state, self.choices = secrets.token_urlsafe(32), choices
+        self.question = asking_result(text, choices, self.state)
+        self.news.set()
+
+    def go_on(self, params: types.CallToolRequestParams) -> bool:
+        """Take the answer in a repeated request. Return False if it answers no question of this call."""
+        state, self_state = params.request_state or "", self.state
+        same = (params.name, params.arguments or {}) == (self.name, self.arguments or {})
+        if not (self_state and same and hmac.compare_digest(state.encode(), self_state.encode())):
+            return False
+        self.state, self.question, self.news = "", None, anyio.Event()
+        self.said.put(said_in(params, self.choices))
+        return True
+
+
+class Approvals:
+    """The calls of one server, and the one of them that waits for a person."""
+
+    def __init__(self) -> None:
+        self._contexts: dict[Cancellation | None, Context] = {}
+        self._rounds: dict[Cancellation | None, Rounds] = {}
+        self._waiting: ApprovalRequest | None = None
+        self._queued: set[anyio.CancelScope] = set()
+
+    @asynccontextmanager
+    async def tasks(self) -> AsyncGenerator[TaskGroup]:
+        """A group for the calls that outlast their first request. At its end they are rolled back."""
+        async with anyio.create_task_group() as group:
+            try:
+                yield group
+            finally:
+                for rounds in self._rounds.values():
+                    rounds.cancellation.cancel()
+                group.cancel_scope.cancel()
+
+    async def acquire(self, turn: anyio.Lock) -> None:
+        """Wait for the turn of a call. Raise MCPError if the call whose turn it is waits for a person."""
+        while (waiting := self._waiting) is None:
+            with anyio.CancelScope() as scope:
+                self._queued.add(scope)
+                try:
+                    await turn.acquire()
+                    return
+                finally:
+                    self._queued.discard(scope)
+        message = WAITING.format(tool=waiting.tool, call_id=waiting.call_id)
+        raise MCPError(code=types.INTERNAL_ERROR, message=message)
+
+    async def answer(
+        self, context: Context, params: types.CallToolRequestParams, cancellation: Cancellation, answer: Answer
+    ) -> types.CallToolResult:
+        """Run a call whose client can be asked meanwhile, if at all."""
+        self._contexts[cancellation] = context
+        try:
+            return await answer(context, params, cancellation)
+        finally:
+            del self._contexts[cancellation]
+
+    async def answer_in_rounds(
+        self,
+        context: Context,
+        params: types.CallToolRequestParams,
+        running: Callable[[Cancellation], AbstractContextManager[object]],
+        answer: Answer,
+    ) -> types.CallToolResult | types.InputRequiredResult:
+        """Run a call up to its first question or its result, or go on with one that has asked.
+
+        ``running`` is a block in which the server cancels a cancellation when it stops.
+        """
+        if params.request_state is None:
+            rounds = Rounds(params.name, params.arguments)
+            group: TaskGroup = context.lifespan_context.group
+            group.start_soon(self._complete, rounds, context, params, running, answer)
+        else:
+            rounds = next((one for one in self._rounds.values() if one.go_on(params)), None)
+            if rounds is None:
+                from ringfence_cli.serve.clients import error_result
+
+                return error_result(IS_OVER)
+        news = rounds.news
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(report_progress, params.name, Cancellation(), context)  # the call goes on
+                if context.request is not None:
+                    group.start_soon(cancel_on_disconnect, context.request.receive, rounds.cancellation)
+                await news.wait()
+                group.cancel_scope.cancel()
+        finally:
+            if not news.is_set():  # the request was cancelled
+                rounds.cancellation.cancel()
+        if isinstance(rounds.result, Exception):
+            raise rounds.result
+        result = rounds.result or rounds.question
+        assert result is not None
+        return result
+
+    async def _complete(
+        self,
+        rounds: Rounds,
+        context: Context,
+        params: types.CallToolRequestParams,
+        running: Callable[[Cancellation], AbstractContextManager[object]],
+        answer: Answer,
+    ) -> None:
+        cancellation = rounds.cancellation
+        self._rounds[cancellation] = rounds
+        try:
+            with running(cancellation):
+                rounds.result = await self.answer(context, params, cancellation, answer)
+        except Exception as error:
+            rounds.result = error
+        finally:
+            del self._rounds[cancellation]
+            rounds.news.set()
+
+    def ask(self, request: ApprovalRequest) -> Approval | None:
+        """Ask the person at the client of a call, on the thread of the call."""
+        context, cancellation = self._contexts.get(request.cancellation), request.cancellation
+        how = elicitation_of(context) if context is not None else None
+        if context is None or how is None or cancellation is None:
+            return Approval(False, CANNOT_ASK)
+        # Clients that cannot be told apart share a session: one must not answer for the others.
+        choices = ("yes", "no", "always") if identity_of(context) is not None else ("yes", "no")
+        from_thread.run_sync(self._wait, request)
+        try:
+            if how is Elicitation.REQUEST:
+                said = from_thread.run(_ask_meanwhile, context, request, cancellation, choices)
+            else:
+                rounds = self._rounds[cancellation]
+                from_thread.run_sync(rounds.ask, _text(request, choices), choices)
+                said = _wait_for(rounds, request, cancellation)
+        finally:
+            self._waiting = None
+        if said is None:
+            return None
+        if isinstance(said, MCPError):
+            return Approval(False, f"the client could not ask a person: {said.error.message}")
+        if said.choice in ("yes", "always"):
+            return Approval(True, always=said.choice == "always")
+        return Approval.no(said.comment.strip())
+
+    def _wait(self, request: ApprovalRequest) -> None:
+        self._waiting = request
+        for scope in self._queued:
+            scope.cancel()
+
+
+async def _ask_meanwhile(
+    context: Context, request: ApprovalRequest, cancellation: Cancellation, choices: Sequence[str]
+) -> Said | MCPError | None:
+    """Ask by a request of our own. None: nobody has answered in time, or the call was cancelled."""
+    said: Said | MCPError | None = None
+
+    async def look() -> None:
+        while not cancellation.cancelled:
+            await anyio.sleep(LOOK_SECONDS)
+        group.cancel_scope.cancel()
+
+    with anyio.move_on_after(request.timeout_seconds):
+        async with anyio.create_task_group() as group:
+            group.start_soon(look)
+            try:
+                said = await ask(context, _text(request, choices), choices)
+            except MCPError as error:
+                said = error
+            group.cancel_scope.cancel()
+    return said
+
+
+def _wait_for(rounds: Rounds, request: ApprovalRequest, cancellation: Cancellation) -> Said | None:
+    until = monotonic() + request.timeout_seconds
+    while not cancellation.cancelled and monotonic() < until:
+        try:
+            return rounds.said.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            continue
+    rounds.state = ""
+    return None
+
+
+def _text(request: ApprovalRequest, choices: Sequence[str]) -> str:
+    lines = question_lines(request, most_diff=MAX_DIFF_LINES, most_output=MAX_OUTPUT_LINES)
+    always = f", always: {request.always}" if "always" in choices else ""
+    end = f"{'Run' if request.before else 'Keep'} it? yes or no{always}. A no after {request.timeout_seconds:.0f} s."
+    return f"{bounded(chr(10).join(text for text, _ in lines), MAX_CHARACTERS)}\n{end}"

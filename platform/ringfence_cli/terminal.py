@@ -1,0 +1,109 @@
+"""Questions about calls to the person at the terminal of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import termios
+from contextlib import AbstractContextManager, nullcontext, suppress
+from time import monotonic
+from typing import Protocol
+
+from rich.console import Console
+from rich.text import Text
+
+from ringfence.prompt.approval import Approval, ApprovalRequest
+from ringfence_cli.approval import question_lines
+from ringfence_cli.outputs import ErrorStream
+
+CHOICES = "yes, no, no REASON, always ({always}), all (show everything); a no after {seconds:.0f} s"
+MAX_DIFF_LINES, MAX_OUTPUT_LINES = 400, 40
+MAX_REASON_CHARACTERS = 2_000
+CHUNK_BYTES = 4096
+
+
+class Screen(Protocol):
+    """What shows a run on the terminal, and makes room for a question."""
+
+    def paused(self) -> AbstractContextManager[None]: ...
+
+
+def has_person() -> bool:
+    """Whether somebody can answer at a terminal."""
+    return os.isatty(0) and os.isatty(2)
+
+
+class Terminal:
+    """Asks on standard error, and reads the answer from standard input.
+
+    The same result of the same call is asked about once: after a no, a model that repeats the call gets the same no.
+    """
+
+    def __init__(self, errors: ErrorStream) -> None:
+        self.screen: Screen | None = None
+        self._console = Console(file=errors, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self._refused: dict[tuple[object, ...], Approval] = {}
+
+    def __call__(self, request: ApprovalRequest) -> Approval | None:
+        result = (request.tool, repr(request.params), tuple(request.changes))
+        if request.changes and (before := self._refused.get(result)) is not None:
+            return dataclasses.replace(before, reason=f"the same result was asked about before, and {before.reason}")
+        with self.screen.paused() if self.screen is not None else nullcontext():
+            answer = self._ask(request, monotonic() + request.timeout_seconds)
+        if answer is not None and not answer.allowed:
+            self._refused[result] = answer
+        return answer
+
+    def _ask(self, request: ApprovalRequest, until: float) -> Approval | None:
+        with suppress(termios.error):
+            termios.tcflush(0, termios.TCIFLUSH)  # what was typed before the question is no answer to it
+        self._show(request, MAX_DIFF_LINES, MAX_OUTPUT_LINES)
+        while True:
+            seconds = max(until - monotonic(), 0)
+            self._say(f"  {CHOICES.format(always=request.always, seconds=seconds)}", style="dim")
+            self._say("run it? " if request.before else "keep it? ", end="")
+            line = _read_line(until)
+            if line is None:
+                self._say("\nnobody answered: no")
+                return None
+            word, _, rest = line.strip().partition(" ")
+            match word.lower().rstrip(",.:;"):
+                case "y" | "yes" if not rest:
+                    return Approval(True)
+                case "always" if not rest:
+                    return Approval(True, always=True)
+                case "n" | "no":
+                    return Approval.no(rest.strip()[:MAX_REASON_CHARACTERS] or self._ask_why(until))
+                case "all" if not rest:
+                    self._show(request, None, None)
+                case _ if not line:
+                    self._say("")
+                    return Approval.no("they ended the input")
+                case _:
+                    self._say("answer with a word: yes, no, always or all")
+
+    def _ask_why(self, until: float) -> str:
+        self._say("why? The model reads it (Enter: no reason) ", end="")
+        return (_read_line(until) or "").strip()[:MAX_REASON_CHARACTERS]
+
+    def _show(self, request: ApprovalRequest, most_diff: int | None, most_output: int | None) -> None:
+        for text, style in question_lines(request, most_diff=most_diff, most_output=most_output):
+            self._say(text, style=style)
+
+    def _say(self, text: str, *, style: str = "", end: str = "\n") -> None:
+        self._console.print(Text(text, style=style), end=end)
+        self._console.file.flush()
+
+
+def _read_line(until: float) -> str | None:
+    """Read a line. Empty: the input has ended. None: the time is over."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not select.select([0], [], [], max(until - monotonic(), 0))[0]:
+            return None
+        chunk = os.read(0, CHUNK_BYTES)
+        if not chunk:
+            break
+        line += chunk
+    return line.decode(errors="replace")
