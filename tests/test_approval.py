@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,8 @@ from ringfence.runtime import Receipt, Session
 from ringfence_sandbox import HostFilesystem, Workspace
 
 Answer = Callable[[ApprovalRequest], Any]
+GRACE_SECONDS = 4.5
+"""After its last stamp, what a killed call may have changed counts as its own for 3 s."""
 YES, ALWAYS = Approval(True), Approval(True, always=True)
 
 
@@ -266,22 +269,23 @@ def test_an_edit_during_the_wait_is_an_external_change(tmp_path: Path, command: 
 
 
 @pytest.mark.parametrize("command", [False, True])
-def test_a_step_that_was_approved_has_what_was_shown_and_not_an_edit_of_the_wait(tmp_path: Path, command: bool) -> None:
+def test_a_step_that_was_approved_has_what_was_shown_and_an_edit_of_the_wait_stays(
+    tmp_path: Path, command: bool
+) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (root / "a").write_text("old\n")
-
-    def reply(request: ApprovalRequest) -> Approval:
-        (root / "beside").write_text("a person's")
-        return YES
-
     with Workspace.open(root) as workspace:
-        agent = Agent(workspace.filesystem, reply, ["writes"])
-        result = agent("shell", command="echo new > a") if command else agent.put()
-        assert result.success
-        [step] = workspace.steps()
-        assert step.paths == ("a",)
-    assert (root / "beside").read_text() == "a person's"
+        agent = Agent(workspace.filesystem, edit_meanwhile(root, YES), ["writes"])
+        assert (agent("shell", command="echo new > a") if command else agent.put()).success
+        assert b"-old\n+new\n" in workspace.show(1).patch
+        assert [step.paths for step in workspace.steps()] == [("a",)]
+    with Workspace.open(root) as workspace:
+        assert [(entry.number, sorted(entry.paths)) for entry in workspace.log(2)] == [
+            (None, ["a", "beside"]),
+            (1, ["a"]),
+        ]
+    assert ((root / "a").read_text(), (root / "beside").read_text()) == ("a person's\n", "a person's")
 
 
 @pytest.mark.parametrize("shares", ["session", "files"])
@@ -306,3 +310,38 @@ def test_another_call_is_answered_at_once_while_one_waits(files: Filesystem, sha
         done.set()
         thread.join()
     assert Agent(files, lambda request: YES).put("b").success
+
+
+WAITS = """
+import os, sys, time
+sys.path.insert(0, os.path.dirname(sys.argv[2]))
+from pathlib import Path
+from test_approval import Agent, Workspace
+
+def reply(request):
+    print("waits", flush=True)
+    time.sleep(60)
+
+with Workspace.open(sys.argv[1]) as workspace:
+    Agent(workspace.filesystem, reply, ["writes"])("shell", command="echo new > a; echo new > b")
+"""
+
+
+@pytest.mark.prove
+def test_a_kill_rolls_a_command_back_and_spares_an_edit_of_the_wait(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a").write_text("old\n")
+    command = [sys.executable, "-c", WAITS, str(root), __file__]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"waits\n"
+        time.sleep(GRACE_SECONDS)
+        (root / "a").write_text("a person's\n")
+        (root / "beside").write_text("a person's\n")
+        time.sleep(1.5)
+        process.kill()
+    with Workspace.open(root) as workspace:
+        assert workspace.recovered is not None
+        assert workspace.steps() == []
+    assert {path.name: path.read_text() for path in root.iterdir()} == {"a": "a person's\n", "beside": "a person's\n"}

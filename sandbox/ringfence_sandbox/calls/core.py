@@ -495,7 +495,10 @@ class Core:
     def changes_since_mark(self, mark: Mark) -> list[Change]:
         first = self._opaque_since(mark)
         if first is not None and self._opaque is not None:
-            return self._opaque.changes(self._deeds[first:], self._early.get(mark, ()))
+            changes = self._opaque.changes(self._deeds[first:], self._early.get(mark, ()))
+            if mark.outermost:
+                self._opaque.sealed()
+            return changes
         compared = self.changed.since(mark)
         return compared.changes if compared is not None else []
 

@@ -85,6 +85,10 @@ class OpaqueCalls:
         self._open[deed.seq] = kept = KeptOpen()
         kept.open(self._files, before.left.items())
 
+    def sealed(self) -> None:
+        """The outermost call has ended all its programs. What changes from now on is somebody else's."""
+        self._stamp.pause()
+
     def end(self) -> None:
         """No call is open any more."""
         self._forget(-1)

@@ -70,13 +70,18 @@ class OwnerStamp:
         with suppress(OSError):
             os.pwrite(self.descriptor, RUNS, _STAMP.size)
 
-    def stop(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            thread, stopped = running
+    def pause(self) -> None:
+        """Write no more stamps: the call has done all that it does to files. Its end may be a while off."""
+        if self._running is not None:
+            thread, stopped = self._running
             stopped.set()
             if thread.is_alive():
                 thread.join()
+
+    def stop(self) -> None:
+        self.pause()
+        running, self._running = self._running, None
+        if running is not None:
             with suppress(OSError):
                 os.ftruncate(self.descriptor, _STAMP.size)
             # Not by the thread, should it fail: its number would soon be another file's, for whoever stamps as well.
