@@ -251,12 +251,14 @@ class PodmanSandboxSection(Section[None]):
         self._mask_in(session)
         self.keep_environment = keep_environment
         self.longest_seconds = longest_seconds
+        external = "" if sandbox.network == "none" else f"its commands have a network ({sandbox.network})"
         shell = Tool[ShellExecute, CommandOutcome](
             name="shell_execute",
             description="Run a command in the container. Says its exit code, output and changes.",
             handler=self.shell_execute,
             accepts_overrides=accepts_overrides,
             opaque=True,
+            external_effects=external,
         )
         python = Tool[EvaluatePython, CommandOutcome](
             name="evaluate_python",
@@ -264,6 +266,7 @@ class PodmanSandboxSection(Section[None]):
             handler=self.evaluate_python,
             accepts_overrides=accepts_overrides,
             opaque=True,
+            external_effects=external,
         )
         tools, policy = governed_tools(MOUNT_POINT, accepts_overrides, shared_session)
         super().__init__(
