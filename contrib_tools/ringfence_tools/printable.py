@@ -75,13 +75,17 @@ def params_summary(params: object) -> str:
         return one_line(" ".join(f"{name}={_value(value)}" for name, value in found.items()), MAX_PARAMS_CHARACTERS)
     if not dataclasses.is_dataclass(params):
         return ""
-    said: list[str] = []
-    for field in dataclasses.fields(params):
+    said = [f"{name}={_value(value)}" for name, value in given_params(params)]
+    return one_line(" ".join(said), MAX_PARAMS_CHARACTERS)
+
+
+def given_params(params: object) -> Iterator[tuple[str, object]]:
+    """Yield the fields of a dataclass that are not at their defaults."""
+    for field in dataclasses.fields(params) if dataclasses.is_dataclass(params) else ():
         value: object = getattr(params, field.name)
         factory = field.default_factory
         if value != (field.default if factory is dataclasses.MISSING else factory()):
-            said.append(f"{field.name}={_value(value)}")
-    return one_line(" ".join(said), MAX_PARAMS_CHARACTERS)
+            yield field.name, value
 
 
 def _value(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,7 +11,15 @@ from ringfence.errors import PromptValidationError
 from ringfence.prompt.approval import ASK_SECONDS, Approval, ApprovalPolicy, ApprovalRequest, Ask
 from ringfence_cli.outputs import diff_style
 from ringfence_tools.policy_specs import refuse_path_of_host
-from ringfence_tools.printable import line_counts, one_line, params_summary, plural, printable, unpatchable_changes
+from ringfence_tools.printable import (
+    given_params,
+    line_counts,
+    one_line,
+    params_summary,
+    plural,
+    printable,
+    unpatchable_changes,
+)
 
 NOBODY = "nobody can be asked here, since there is no terminal: that counts as a no"
 NOBODY_AT_START = "nobody can answer here, since there is no terminal: what --ask asks about is denied"
@@ -75,9 +82,7 @@ def _params_lines(request: ApprovalRequest) -> Iterator[str]:
     """The params: all of them for a command and before a handler, else in short, since the diff has them."""
     if request.exit_code is None and not request.before:
         yield params_summary(request.params)
-    elif dataclasses.is_dataclass(request.params):
-        for field in dataclasses.fields(request.params):
-            value: object = getattr(request.params, field.name)
-            if value:
-                lines = printable(value if isinstance(value, str) else repr(value)).splitlines()
-                yield f"{field.name}: " + "\n  | ".join(lines)
+        return
+    for name, value in given_params(request.params):
+        lines = printable(value if isinstance(value, str) else repr(value)).splitlines()
+        yield f"{name}: " + "\n  | ".join(lines)

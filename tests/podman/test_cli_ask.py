@@ -36,8 +36,8 @@ def test_a_command_is_approved_by_what_it_did(tmp_path: Path) -> None:
         "cat a",
         "echo new > a; printf 'said\\033[2J'; exit 3",
         "echo new > a; rm a",
-        "touch b",
-        "touch b; rm b",
+        "date +%N > b",
+        "date +%N > b",
     ]
     with at_terminal(tree, *commands) as terminal:
         shown = terminal.wait_for("keep it?")

@@ -74,6 +74,7 @@ class Terminal:
         until = time.monotonic() + WAIT_SECONDS
         while self._more(until):
             pass
+        assert time.monotonic() < until, f"it has not ended:\n{self.shown}"
         return self.process.wait(WAIT_SECONDS)
 
     def _more(self, until: float) -> bool:
