@@ -30,6 +30,7 @@ from ringfence.prompt import (
     ToolsSection,
 )
 from ringfence.runtime import Receipt, Session
+from ringfence.runtime.secrets import Secrets
 from ringfence_sandbox import HostFilesystem, Workspace
 
 Answer = Callable[[ApprovalRequest], Any]
@@ -286,6 +287,15 @@ def test_a_step_that_was_approved_has_what_was_shown_and_an_edit_of_the_wait_sta
             (1, ["a"]),
         ]
     assert ((root / "a").read_text(), (root / "beside").read_text()) == ("a person's\n", "a person's")
+
+
+def test_secrets_are_masked_in_a_question(files: Filesystem) -> None:
+    agent = Agent(files, lambda request: YES)
+    agent.session = Session(secrets=Secrets({"TOKEN": "correct horse battery"}))
+    files.write("a", "it is correct horse battery\n")
+    assert agent.put().success
+    assert b"-it is [TOKEN]\n+new\n" in agent.asked[0].diff
+    assert "horse" not in repr(agent.asked)
 
 
 @pytest.mark.parametrize("shares", ["session", "files"])

@@ -125,6 +125,21 @@ def test_a_long_diff_is_cut_and_all_shows_it(tmp_path: Path) -> None:
         assert terminal.end() == 0
 
 
+def test_ignored_paths_are_counted_and_not_in_the_diff(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/.gitignore").write_text("build\n")
+    patch = "".join(f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+of {path}\n" for path in ("a", "build/b"))
+    with at_terminal(tmp_path, [{"tool_calls": [{"name": "apply_patch", "arguments": {"patch": patch}}]}]) as terminal:
+        shown = terminal.wait_for(QUESTION)
+        assert "+of a" in shown
+        assert "+of build/b" not in shown
+        assert "  2 ignored paths: build, build/b\n" in shown
+        assert "changes: 1 path, +1 -0 lines" in shown
+        terminal.type("yes\n")
+        assert terminal.end() == 0
+    assert (tmp_path / "tree/build/b").exists()
+
+
 def test_ctrl_c_at_the_question_rolls_back_and_ends_the_run(tmp_path: Path) -> None:
     with at_terminal(tmp_path, [write("a", "new\n")]) as terminal:
         terminal.wait_for(QUESTION)

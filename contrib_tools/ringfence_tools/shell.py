@@ -251,7 +251,7 @@ class PodmanSandboxSection(Section[None]):
         self._mask_in(session)
         self.keep_environment = keep_environment
         self.longest_seconds = longest_seconds
-        external = "" if sandbox.network == "none" else f"its commands have a network ({sandbox.network})"
+        external = _external_effects(sandbox)
         shell = Tool[ShellExecute, CommandOutcome](
             name="shell_execute",
             description="Run a command in the container. Says its exit code, output and changes.",
@@ -396,6 +396,13 @@ class PodmanSandboxSection(Section[None]):
             raise ToolValidationError(f"no command can be run here: {error}") from None
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ToolValidationError(str(error)) from None
+
+
+def _external_effects(sandbox: PodmanSandbox) -> str:
+    """What commands have with which they may do what no rollback takes back."""
+    had = [f"a network ({sandbox.network})"] if sandbox.network != "none" else []
+    had += [f"the secret {name}" for name in sorted(sandbox.secrets.variables)]
+    return f"its commands have {' and '.join(had)}" if had else ""
 
 
 def _result(ended: CommandResult, began_in: str, rollback_reason: str | None) -> ToolResult[CommandOutcome]:

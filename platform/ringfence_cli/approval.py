@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from ringfence.errors import PromptValidationError
+from ringfence.filesystem.ignored import IgnoredPaths
+from ringfence.filesystem.paths import display_path
 from ringfence.prompt.approval import ASK_SECONDS, Approval, ApprovalPolicy, ApprovalRequest, Ask
 from ringfence_cli.outputs import diff_style
 from ringfence_tools.policy_specs import refuse_path_of_host
@@ -24,17 +26,28 @@ from ringfence_tools.printable import (
 NOBODY = "nobody can be asked here, since there is no terminal: that counts as a no"
 NOBODY_AT_START = "nobody can answer here, since there is no terminal: what --ask asks about is denied"
 MAX_LINE_CHARACTERS = 400
+MAX_IGNORED = 5
+"""The most names of ignored paths in a short question."""
 
 Line = tuple[str, str]
 """A line for a person, without anything that acts on a terminal, and its style."""
 
 
-def approval_of(specs: Sequence[str], seconds: float | None, ask: Ask, directory: Path) -> ApprovalPolicy:
-    """Return the policy of the options. Raises click.BadParameter for a glob that matches nothing."""
+def approval_of(
+    specs: Sequence[str],
+    seconds: float | None,
+    ask: Ask,
+    directory: Path,
+    ignored: Callable[[], IgnoredPaths] | None = None,
+) -> ApprovalPolicy:
+    """Return the policy of the options. ``ignored`` gives the paths that are only counted.
+
+    Raises click.BadParameter for a glob that matches nothing.
+    """
     try:
         for spec in specs:
             refuse_path_of_host(spec, directory)
-        return ApprovalPolicy(ask, specs, timeout_seconds=seconds or ASK_SECONDS)
+        return ApprovalPolicy(ask, specs, timeout_seconds=seconds or ASK_SECONDS, ignored=ignored)
     except (PromptValidationError, ValueError) as error:
         raise click.BadParameter(str(error), param_hint="'--ask'") from None
 
@@ -63,6 +76,11 @@ def question_lines(request: ApprovalRequest, *, most_diff: int | None, most_outp
         yield from _block(lines[cut:], is_whole=most_output is None)
     added, removed = line_counts(request.diff)
     yield f"  changes: {plural(len(request.changes), 'path')}, +{added} -{removed} lines", ""
+    if request.ignored:
+        most = len(request.ignored) if most_diff is None else MAX_IGNORED
+        named = [display_path(change.path) for change in request.ignored[:most]]
+        more = f" and {len(request.ignored) - len(named)} more" if len(request.ignored) > len(named) else ""
+        yield f"  {plural(len(request.ignored), 'ignored path')}: {printable(', '.join(named))}{more}", "yellow"
     for line in unpatchable_changes(request.changes):
         yield f"  {printable(line)}", ""
     lines = printable(request.diff.decode("utf-8", "surrogateescape")).splitlines()

@@ -254,7 +254,8 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
         from ringfence_cli.terminal import Terminal, has_person
 
         terminal = Terminal(errors) if has_person() else None
-        policies = (*policies, approval_of(limits.asks, limits.ask_seconds, terminal or nobody, directory))
+        ignored = None if options.with_ignored else lambda: workspace.ignored
+        policies = (*policies, approval_of(limits.asks, limits.ask_seconds, terminal or nobody, directory, ignored))
     task = AgentTask(text, workspace, adapter, limits.seconds, limits.tokens, policies, sections)
     return Run(options, task, limits, is_resumed, record, patch, receipts, report, terminal)
 

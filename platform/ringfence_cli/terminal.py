@@ -46,8 +46,8 @@ class Terminal:
         self._refused: dict[tuple[object, ...], Approval] = {}
 
     def __call__(self, request: ApprovalRequest) -> Approval | None:
-        result = (request.tool, repr(request.params), tuple(request.changes))
-        if request.changes and (before := self._refused.get(result)) is not None:
+        result = (request.tool, repr(request.params), (*request.changes, *request.ignored))
+        if not request.before and (before := self._refused.get(result)) is not None:
             return dataclasses.replace(before, reason=f"the same result was asked about before, and {before.reason}")
         with self.screen.paused() if self.screen is not None else nullcontext():
             answer = self._ask(request, monotonic() + request.timeout_seconds)

@@ -71,11 +71,17 @@ def test_a_kill_while_a_command_waits_is_a_rollback(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in tree.iterdir()} == {"a": "old\n"}
 
 
-def test_a_command_with_a_network_is_asked_about_before_it_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "has"), [(("--network", "bridge"), "a network (bridge)"), (("--secret", "ASKED"), "the secret ASKED")]
+)
+def test_a_command_that_may_do_what_stays_is_asked_about_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str], has: str
+) -> None:
+    monkeypatch.setenv("ASKED", "correct horse battery")
     tree = tmp_path / "tree"
-    with at_terminal(tree, "echo new > a", options=("--network", "bridge")) as terminal:
+    with at_terminal(tree, "echo new > a", options=options) as terminal:
         shown = terminal.wait_for("run it?")
-        assert "it has not run yet: its commands have a network (bridge)" in shown
+        assert f"it has not run yet: its commands have {has}" in shown
         assert (tree / "a").read_text() == "old\n"
         terminal.type("yes\n")
         assert "+new" in terminal.wait_for("keep it?")

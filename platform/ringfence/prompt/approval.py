@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,6 +18,7 @@ from ringfence.prompt.tool import TOOL_NAME
 from ringfence.runtime.tool_result import exit_code_of
 
 if TYPE_CHECKING:
+    from ringfence.filesystem.ignored import IgnoredPaths
     from ringfence.participants import Change
     from ringfence.prompt.tool import Tool, ToolContext
     from ringfence.runtime.limits import Cancellation
@@ -36,8 +37,11 @@ class ApprovalRequest:
     before: str = ""
     """Why it is asked before the handler: what the call does that no rollback takes back. Empty after the handler."""
     changes: Sequence[Change] = ()
+    """The changes, without those in ``ignored``."""
     diff: bytes = b""
-    """The patch of the changes."""
+    """The patch of ``changes``."""
+    ignored: Sequence[Change] = ()
+    """The changes of paths that git ignores."""
     output: str = ""
     """The text of the result, which the model gets after a yes."""
     exit_code: int | None = None
@@ -84,11 +88,13 @@ class ApprovalPolicy(BasePolicy):
         of: Iterable[str] = (WRITES,),
         *,
         timeout_seconds: float = ASK_SECONDS,
+        ignored: Callable[[], IgnoredPaths] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """``of`` says which calls: "commands" is of opaque tools, "writes" of all that change files, a name of a tool
         is of that tool, and any other word is a glob of changed paths, as in `PathPolicy`.
 
+        ``ignored`` gives the paths that git ignores. They are asked about like others, and are apart in the request.
         A tool that is named is asked about before its handler if it declares neither ``opaque`` nor ``writes``.
 
         Raises:
@@ -103,6 +109,7 @@ class ApprovalPolicy(BasePolicy):
         self._ask = ask
         self._clock = clock
         self._covers = covering_any_case(sorted(self.of - {COMMANDS, WRITES}))
+        self._ignored = ignored
         self._always: set[Hashable] = set()
         """What was approved for good. It is no slice of the session: a rollback must not take an answer back."""
 
@@ -147,12 +154,14 @@ class ApprovalPolicy(BasePolicy):
                 (session, tool.name, lock.serial, one.path) for lock, found in call.changes.items() for one in found
             }
             always = f"{tool.name} of " + ("this path" if len(keys) == 1 else "these paths")
+        shown, ignored = (changes, ()) if self._ignored is None else self._ignored().split(changes)
         request = ApprovalRequest(
             call.call_id,
             tool.name,
             params,
-            changes=changes,
-            diff=_patch(context),
+            changes=shown,
+            diff=_patch(context, {change.path for change in ignored}),
+            ignored=ignored,
             output=result.text(),
             exit_code=exit_code_of(result.value),
             always=always,
@@ -175,6 +184,8 @@ class ApprovalPolicy(BasePolicy):
         if context.deadline is not None:
             seconds = max(0.0, min(seconds, context.deadline.remaining().total_seconds()))
         request = replace(request, timeout_seconds=seconds, cancellation=context.cancellation)
+        if context.session.secrets:
+            request = context.session.secrets.mask(request)
         call, until = context.call, self._clock() + seconds
         assert call is not None
         call.awaits_approval = True
@@ -202,12 +213,12 @@ def _command_key(tool: Tool[Any, Any], params: object, context: ToolContext) -> 
     return context.session.session_id, tool.name, exact
 
 
-def _patch(context: ToolContext) -> bytes:
+def _patch(context: ToolContext, without: Container[str]) -> bytes:
     """The patch of the call's changes in all filesystems. One that cannot tell the bytes before has no part in it."""
     call, parts = context.call, list[bytes]()
     assert call is not None
     for lock, changes in call.changes.items():
         contents = call.contents(lock)
         if contents is not None:
-            parts.append(patch_of(changes, *contents))
+            parts.append(patch_of([change for change in changes if change.path not in without], *contents))
     return b"".join(parts)

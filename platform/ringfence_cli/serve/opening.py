@@ -36,6 +36,7 @@ from ringfence_tools.run_workspace import protect_path
 from ringfence_tools.spec_error import SpecError
 
 if TYPE_CHECKING:
+    from ringfence.filesystem.ignored import IgnoredPaths
     from ringfence.telemetry import Telemetry
     from ringfence_cli.serve.approvals import Approvals
 
@@ -119,7 +120,8 @@ class LazyWorkspace:
         policies, sections = policies_of(options.directory, options.policies), self._sections()
         if self._approvals is not None:
             ask = self._approvals.ask
-            policies = (*policies, approval_of(options.asks, options.ask_seconds, ask, options.directory))
+            policy = approval_of(options.asks, options.ask_seconds, ask, options.directory, lambda: _ignored(workspace))
+            policies = (*policies, policy)
         workspace = open_workspace(
             options.place,
             options.directory,
@@ -182,6 +184,11 @@ class LazyWorkspace:
         if isinstance(error, SandboxUnavailableError):
             return UnavailableError(str(error))
         return error if isinstance(error, click.ClickException) else NotStartedError(describe_error(error))
+
+
+def _ignored(workspace: ServedWorkspace) -> IgnoredPaths:
+    assert workspace.opened is not None, "a view has no calls that change files"
+    return workspace.opened.ignored
 
 
 def _open_receipts(path: Path | None, workspace: ServedWorkspace, stack: ExitStack) -> ReceiptsFile | None:
