@@ -51,17 +51,15 @@ def test_a_yes_keeps_what_the_diff_shows(tmp_path: Path) -> None:
     assert (tmp_path / "tree/a").read_text() == "new\n"
 
 
-@pytest.mark.parametrize("typed", ["no use spaces\n", "n\nuse spaces\n"])
 def test_a_no_rolls_back_and_the_model_reads_why_and_a_call_that_is_repeated_is_no_new_question(
-    tmp_path: Path, typed: str
+    tmp_path: Path,
 ) -> None:
     turns = [write("a", "new\n"), write("a", "new\n"), write("a", "other\n")]
     with at_terminal(tmp_path, turns) as terminal:
         terminal.wait_for(QUESTION)
-        for line in typed.splitlines():
-            terminal.type(f"{line}\n")
-            if line == "n":
-                terminal.wait_for("why?")
+        terminal.type("n\n")
+        terminal.wait_for("why?")
+        terminal.type("use spaces\n")
         assert "+other" in terminal.wait_for(QUESTION)
         terminal.type("y\n")
         assert terminal.end() == 0
@@ -72,11 +70,12 @@ def test_a_no_rolls_back_and_the_model_reads_why_and_a_call_that_is_repeated_is_
     assert [one["outcome"] for one in (first, second, third)] == ["denied", "denied", "committed"]
 
 
+@pytest.mark.prove
 def test_always_is_for_this_path_and_tool(tmp_path: Path) -> None:
     read = {"tool_calls": [{"name": "read_file", "arguments": {"file_path": "a"}}]}
     with at_terminal(tmp_path, [write("a", "1\n"), read, write("a", "2\n"), write("b", "3\n")]) as terminal:
         terminal.wait_for(QUESTION)
-        assert "always (write_file of this path)" in terminal.shown
+        assert "always covers write_file of this path" in terminal.shown
         terminal.type("always\n")
         assert "+3" in terminal.wait_for(QUESTION)
         terminal.type("y\n")
@@ -99,6 +98,7 @@ def test_nothing_in_a_diff_acts_on_the_terminal_or_passes_for_a_question(tmp_pat
     assert not list((tmp_path / "tree").iterdir())
 
 
+@pytest.mark.prove
 def test_what_was_typed_before_the_question_is_no_answer(tmp_path: Path) -> None:
     slow = {"tool_calls": [{"name": "glob", "arguments": {"pattern": "*"}}]}
     with at_terminal(tmp_path, [slow, write("a", "new\n")]) as terminal:
@@ -114,6 +114,7 @@ def test_what_was_typed_before_the_question_is_no_answer(tmp_path: Path) -> None
     assert "they ended the input" in receipts(tmp_path)[-1]["message"]
 
 
+@pytest.mark.prove
 def test_a_long_diff_is_cut_and_all_shows_it(tmp_path: Path) -> None:
     with at_terminal(tmp_path, [write("a", "".join(f"line {n}\n" for n in range(600)))], columns=60) as terminal:
         shown = terminal.wait_for(QUESTION)
@@ -177,7 +178,7 @@ def test_log_and_show_work_while_it_waits_and_an_edit_meanwhile_stays(tmp_path: 
             ended = subprocess.run(look, capture_output=True, text=True, timeout=30, check=True)
             assert "write_file" in ended.stdout
         (tree / "b").write_text("a person's\n")
-        terminal.type("no\n\n")
+        terminal.type("no really\n")
         assert terminal.end() == 0
     assert (tree / "b").read_text() == "a person's\n"
     assert "b was changed by somebody else meanwhile" in receipts(tmp_path)[-1]["message"]
@@ -210,7 +211,7 @@ def test_a_resumed_run_asks_as_before(tmp_path: Path) -> None:
     assert not (tmp_path / "tree/a").exists()
 
 
-@pytest.mark.parametrize("what", ["shell_execute", "wirtes", "{a,b}", "../x"])
+@pytest.mark.parametrize("what", ["shell_execute", "../x"])
 def test_what_would_ask_about_nothing_is_refused(tmp_path: Path, what: str) -> None:
     run = [*command(tmp_path / "tree", []), "--ask", what]
     ended = subprocess.run(run, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)

@@ -107,7 +107,9 @@ class View(RunWatcher):
         if self._live is None:
             yield
             return
+        self._live.transient = True  # nothing of what was live is left above
         self._live.stop()
+        self._live.transient = False
         try:
             yield
         finally:

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from ringfence.prompt.approval import Approval, ApprovalRequest
 from ringfence_cli.approval import question_lines
-from ringfence_cli.outputs import ErrorStream
+from ringfence_cli.outputs import MAX_DIFF_LINES, ErrorStream
 
-CHOICES = "yes, no, no REASON, always ({always}), all (show everything); a no after {seconds:.0f} s"
-MAX_DIFF_LINES, MAX_OUTPUT_LINES = 400, 40
+CHOICES = "yes, no, no REASON, always, all ({seconds:.0f} s, then no) "
+MAX_OUTPUT_LINES = 40
 MAX_REASON_CHARACTERS = 2_000
 CHUNK_BYTES = 4096
 
@@ -61,8 +61,9 @@ class Terminal:
         self._show(request, MAX_DIFF_LINES, MAX_OUTPUT_LINES)
         while True:
             seconds = max(until - monotonic(), 0)
-            self._say(f"  {CHOICES.format(always=request.always, seconds=seconds)}", style="dim")
-            self._say("run it? " if request.before else "keep it? ", end="")
+            self._say(f"  always covers {request.always}; all shows everything", style="dim")
+            verb = "run it" if request.before else "keep it"
+            self._say(f"{verb}? {CHOICES.format(seconds=seconds)}", end="")
             line = _read_line(until)
             if line is None:
                 self._say("\nnobody answered: no")

@@ -50,7 +50,7 @@ def test_a_command_is_approved_by_what_it_did(tmp_path: Path) -> None:
         assert "  | deleted file mode 100644" in shown
         assert (tree / "b").exists() is False
         terminal.type("no\n\n")
-        assert "always (exactly this command)" in terminal.wait_for("keep it?")
+        assert "always covers exactly this command" in terminal.wait_for("keep it?")
         terminal.type("always\n")
         assert terminal.end() == 0
     assert {path.name for path in tree.iterdir()} == {"a", "b"}
