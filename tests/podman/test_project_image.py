@@ -17,6 +17,8 @@ from command_line import ringfence_text, served_once
 from package_index import Index, npm_lock, tarball, wheel, write
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, build_project_image, describe_stale_image
+from ringfence_sandbox.container.images import built as built_recipe
+from ringfence_sandbox.container.images import recipe
 from ringfence_sandbox.container.podman_connection import Connection
 from ringfence_sandbox.project.project_image import remembered_image
 
@@ -276,12 +278,7 @@ def test_without_a_lock_it_says_how_to_make_one(project: Path) -> None:
 
 
 def test_a_devcontainer_is_honoured_as_far_as_it_goes(project: Path, podman: Connection) -> None:
-    base = next(
-        tag
-        for tag in podman.client.images.list()
-        for tag in tag.tags
-        if "ringfence-python" in tag and "base" not in tag
-    )
+    base = built_recipe(podman, recipe("python"))
     write(
         project,
         {
@@ -310,12 +307,7 @@ def test_a_devcontainer_is_honoured_as_far_as_it_goes(project: Path, podman: Con
 
 @pytest.mark.prove
 def test_a_containerfile_can_be_named_and_has_no_network(project: Path, podman: Connection) -> None:
-    base = next(
-        tag
-        for tag in podman.client.images.list()
-        for tag in tag.tags
-        if "ringfence-python" in tag and "base" not in tag
-    )
+    base = built_recipe(podman, recipe("python"))
     write(project, {"Containerfile": f"FROM {base}\nRUN ls /sys/class/net > /made\n"})
     built(project, containerfile="Containerfile")
     assert in_project(project, "cat /made") == "lo\n"
