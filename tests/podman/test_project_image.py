@@ -20,7 +20,7 @@ from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, build_proj
 from ringfence_sandbox.container.images import built as built_recipe
 from ringfence_sandbox.container.images import recipe
 from ringfence_sandbox.container.podman_connection import Connection
-from ringfence_sandbox.project.project_image import remembered_image
+from ringfence_sandbox.project.project_image import PROJECT_LABEL, remembered_image
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ def own_state(tmp_path: Path, podman: Connection, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("CONTAINER_HOST", podman.url)
     yield
-    for record in (tmp_path / "state/images").glob("*.json"):
-        image = json.loads(record.read_bytes())["image"]
-        if podman.client.images.exists(image):
-            podman.client.images.remove(image)
+    label = f"{PROJECT_LABEL}={tmp_path / 'project'}"
+    while images := podman.client.images.list(filters={"label": label}):  # one that others begin with goes after them
+        for image in images:
+            podman.client.images.remove(image.id, force=True)
 
 
 @pytest.fixture
