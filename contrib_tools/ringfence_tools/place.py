@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ringfence_sandbox import Network, SandboxLimits
+from ringfence_sandbox import Network, SandboxLimits, allowed_hosts
 
 WorkspaceKind: TypeAlias = Literal["memory", "disk", "podman"]
 
@@ -27,12 +27,16 @@ class Place:
     secrets: tuple[str, ...] = ()
     """``NAME`` or ``NAME=env:VAR`` of each variable that commands get. Values are not recorded."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a network that there is not."""
+        allowed_hosts(self.network or "none")
+
     @property
     def options(self) -> dict[str, str]:
         """Return the options of the container that were given."""
         given = {
             "--image": shlex.quote(self.image) if self.image else None,
-            "--network": self.network,
+            "--network": shlex.quote(self.network) if self.network else None,
             "--keep-environment": "" if self.keep_environment else None,
             "--memory": f"{self.memory_bytes >> 20}m" if self.memory_bytes else None,
             "--cpus": f"{self.cpus:g}" if self.cpus else None,

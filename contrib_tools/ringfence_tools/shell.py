@@ -23,9 +23,10 @@ from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.events import ToolOutput
+from ringfence.runtime.receipts import HostTraffic
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
-from ringfence_sandbox import CommandResult, Network, PodmanSandbox, SandboxLimits, ShellEnvironment
+from ringfence_sandbox import CommandResult, Network, PodmanSandbox, SandboxLimits, ShellEnvironment, allowed_hosts
 from ringfence_tools.handlers import check_length
 from ringfence_tools.sections import CHANGING, FAILING, FINDING, READING_FIRST, governed_tools
 
@@ -120,6 +121,8 @@ class CommandOutcome:
     changes_left_out: int = 0
     began_in: str = ""
     """The requested directory, or the one in which the command before ended. Empty or ".": the root."""
+    network: tuple[HostTraffic, ...] = ()
+    """The hosts that it connected to or wanted to, where hosts are allowed by name."""
 
     @property
     def changed_paths(self) -> tuple[str, ...]:
@@ -143,6 +146,11 @@ class CommandOutcome:
         facts = [f"exit code {self.exit_code} after {self.duration_seconds:.1f} s"]
         if self.out_of_memory:
             facts.append("out of memory: a process of it was killed")
+        if self.network:
+            connections, sent, received = (
+                sum(getattr(host, name) for host in self.network) for name in ("connections", "sent", "received")
+            )
+            facts.append(f"network: {connections} connections, {sent:,} bytes sent, {received:,} received")
         if self.leftovers:
             left = "a process" if self.leftovers == 1 else f"{self.leftovers} processes"
             facts.append(f"{left} that it left running had to be ended")
@@ -187,6 +195,10 @@ CONFINED = f"Commands can write in {MOUNT_POINT} and /tmp alone, and have limits
 SECRETS = (
     "Commands have {} in their environment. You never see these values: [NAME] stands in the place of each. Use the "
     "variables in commands, and write neither values nor masks into files."
+)
+BY_NAME = (
+    "They have no network but {}, through the proxy in HTTP_PROXY and HTTPS_PROXY. A program that ignores these "
+    "variables reaches nothing."
 )
 NO_NETWORK = "They have no network: nothing can be downloaded."
 
@@ -300,7 +312,11 @@ class PodmanSandboxSection(Section[None]):
     ) -> str:
         governed = any(isinstance(policy, ReadBeforeWritePolicy) for policy in self.policies())
         longest = f"A command may take {self.longest_seconds:g} seconds, if its timeout_seconds says so."
-        network = "" if self.sandbox.network != "none" else f" {NO_NETWORK}"
+        network = ""
+        if self.sandbox.network == "none":
+            network = f" {NO_NETWORK}"
+        elif allowed_hosts(self.sandbox.network) is not None:
+            network = f" {BY_NAME.format(self.sandbox.network.partition(':')[2])}"
         secrets = sorted(self.sandbox.secrets.variables)
         rules = (
             FINDING,
@@ -416,6 +432,7 @@ def _result(ended: CommandResult, began_in: str, rollback_reason: str | None) ->
         ended.out_of_memory,
         ended.leftovers,
         began_in=began_in,
+        network=() if ended.network is None else ended.network.hosts,
     )
     if ended.failure:
         return ToolResult(f"{outcome.summary()}; {ended.failure}; what it did is rolled back", outcome, success=False)

@@ -30,7 +30,6 @@ SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_SECONDS = 365 * 24 * 3600.0
 BYTES = {"m": 1 << 20, "g": 1 << 30}
 LEAST_BYTES = 64 << 20
-NETWORKS = ("none", "bridge", "slirp4netns", "pasta")
 
 
 class NotStartedError(click.ClickException):
@@ -178,6 +177,19 @@ def secret(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
     return value
 
 
+def network(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse what is no network."""
+    if value is None:
+        return None
+    from ringfence_sandbox import allowed_hosts
+
+    try:
+        allowed_hosts(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    return value
+
+
 def number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     """Refuse ``nan``, which click takes to be in every range."""
     if value is not None and math.isnan(value):
@@ -246,7 +258,11 @@ ASK_TIMEOUT = click.option(
 _CONTAINER = (
     IMAGE,
     click.option(
-        "--network", type=click.Choice(NETWORKS), help="With podman: what network commands have.  [default: none]"
+        "--network",
+        callback=network,
+        metavar="KIND",
+        help="With podman: the network of commands: none, allow:HOST[:PORT],*.HOST for these hosts alone, or all that "
+        "bridge, slirp4netns or pasta reach.  [default: none]",
     ),
     click.option(
         "--keep-environment",

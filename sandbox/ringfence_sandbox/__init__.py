@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.calls.killed_calls import KilledCall
     from ringfence_sandbox.calls.recovery import Recovered
     from ringfence_sandbox.container.images import build_images
-    from ringfence_sandbox.container.isolation import Network, SandboxLimits
+    from ringfence_sandbox.container.isolation import Network, SandboxLimits, allowed_hosts
     from ringfence_sandbox.container.shell_environment import ShellEnvironment
     from ringfence_sandbox.disk.call_process import CallProcess
     from ringfence_sandbox.disk.confined import is_reserved
@@ -58,6 +58,7 @@ __all__ = [
     "StepName",
     "UnfinishedCall",
     "Workspace",
+    "allowed_hosts",
     "build_images",
     "build_project_image",
     "checkout_revision",
@@ -98,6 +99,7 @@ _MODULES = {
     "StepName": "ringfence_sandbox.store.finding_steps",
     "UnfinishedCall": "ringfence_sandbox.calls.half_done",
     "Workspace": "ringfence_sandbox.workspace",
+    "allowed_hosts": "ringfence_sandbox.container.isolation",
     "build_images": "ringfence_sandbox.container.images",
     "checkout_revision": "ringfence_sandbox.revisions",
     "build_project_image": "ringfence_sandbox.project.project_image",

@@ -20,6 +20,7 @@ from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.secrets import MaskedStream, Secrets
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
+from ringfence_sandbox.container.allowed_hosts import Resolve, resolve_name
 from ringfence_sandbox.container.channel import Ended
 from ringfence_sandbox.container.command_request import CommandRequest, explained, no_directory, timed_out
 from ringfence_sandbox.container.command_watch import CommandWatch
@@ -27,7 +28,7 @@ from ringfence_sandbox.container.container import Container, mounted_in, remove_
 from ringfence_sandbox.container.frames import ExecutorLostError
 from ringfence_sandbox.container.handover import UNKNOWN, Handover
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, built, existing, recipe
-from ringfence_sandbox.container.isolation import NETWORKS, WORKSPACE, Network, Property, SandboxLimits
+from ringfence_sandbox.container.isolation import WORKSPACE, Network, Property, SandboxLimits, allowed_hosts
 from ringfence_sandbox.container.pipes import Stream
 from ringfence_sandbox.container.podman_connection import Connection, connect, reading
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
@@ -39,6 +40,8 @@ from ringfence_sandbox.workspace import Participants, Workspace
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
+
+    from ringfence_sandbox.container.proxy import NetworkUse
 
 KILLED = 137
 STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
@@ -70,6 +73,8 @@ class CommandResult:
     """About how many of its processes were still running when the main one had ended, and were ended then."""
     environment: ShellEnvironment | None = None
     """What the next command begins with, where this one was given an environment to begin with."""
+    network: NetworkUse | None = None
+    """What it exchanged with allowed hosts; None in a sandbox without such."""
 
 
 class PodmanSandbox:
@@ -96,23 +101,26 @@ class PodmanSandbox:
         strict: bool = True,
         secrets: Mapping[str, str] | Secrets | None = None,
         progress: Progress | None = None,
+        resolve: Resolve = resolve_name,
     ) -> None:
         """``filesystem`` is one that is open over ``root`` already; without it the root is opened as a `Workspace`,
         until `close`. So it is with ``connection``; ``url`` is where to connect otherwise. ``image`` is never fetched;
         without it, it is that of `ringfence sandbox build` for the root or the one that comes with ringfence, which is
         built when it is first needed; ``progress`` gets lines about that. ``session`` is told in receipts.
         ``secrets`` are variables of each command, by name. Their values are masked in what it prints.
-        ``strict=False`` also takes a machine where memory and processor time cannot be limited, or users not be mapped.
+        With ``network="allow:HOST,*.HOST"`` commands reach these hosts alone, through a proxy in this process;
+        ``resolve`` finds their addresses. ``strict=False`` also takes a machine where memory and processor time cannot be limited, or users not be mapped.
 
         Raises:
             WorkspaceLockedError, FileNotFoundError: the root cannot be opened.
             ValueError: the network is of no kind, or the filesystem has another root.
         """
-        if network not in NETWORKS:
-            raise ValueError(f"the network is one of {', '.join(NETWORKS)}, not {network!r}")
+        allowed_hosts(network)
         self._image = image
         self.limits = limits or SandboxLimits()
         self.network: Network = network
+        """Where it is not ``none``, commands have effects that no rollback takes back."""
+        self._resolve = resolve
         self._url = url
         self._strict = strict
         self._progress = progress
@@ -177,6 +185,7 @@ class PodmanSandbox:
                 network=self.network,
                 strict=self._strict,
                 hidden=hidden,
+                resolve=self._resolve,
             )
             return self._held.container
 
@@ -329,8 +338,11 @@ class PodmanSandbox:
         assert self._held.watch is not None
         watch = self._held.watch
         begun = time.monotonic()
+        proxy, used = container.proxy, None
         watch.begin(container.channel.kill, cancellation)
         try:
+            if proxy is not None:
+                proxy.start()
             ended = container.channel.run(
                 handover.argv,
                 cwd=directory,
@@ -348,6 +360,8 @@ class PodmanSandbox:
             failure = f"the container was lost ({lost}); the next command gets a new one"
         finally:
             watch.stop()
+            if proxy is not None:
+                used = proxy.stop()
             for stream in STREAMS if masked else ():
                 if held := masked[stream].end():
                     show(stream, held)
@@ -357,6 +371,7 @@ class PodmanSandbox:
         left = request.environment if failure else handover.left()
         said = [replaced, moved, explained(request, ended), failure]
         said += ["out of memory: a process was killed"] * ended.killed_by_oom
+        said += used.refusals() if used is not None else []
         said += [UNKNOWN] * (request.environment is not None and left is None)
         stderr = "\n".join([output.stderr.text(), *(f"[{words}]" for words in said if words)]).lstrip("\n")
         return CommandResult(
@@ -369,6 +384,7 @@ class PodmanSandbox:
             out_of_memory=ended.killed_by_oom,
             leftovers=ended.leftovers,
             environment=left or request.environment,
+            network=used,
         )
 
     def _beginning(self, request: CommandRequest) -> tuple[str, str]:

@@ -35,7 +35,7 @@ from ringfence.resources import CallResources
 from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
 from ringfence.runtime.interrupts import Interrupts
 from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions
-from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt
+from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, network_of
 from ringfence.runtime.secrets import Secrets
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import (
@@ -591,7 +591,8 @@ class ToolExecutor:
             changes=call.transaction.all_changes(),
             inner=tuple(call.transaction.inner),
             conflicts=call.conflicts,
-            exit_code=exit_code_of(call.result.value),
+            exit_code=(code := exit_code_of(call.result.value)),
+            network=() if code is None else network_of(call.result.value),
             client=self.session.tags.get("client", ""),
         )
         return self.session.secrets.mask(receipt) if self.session.secrets else receipt

@@ -31,7 +31,7 @@ from ringfence.runtime.limits import (
     RunOptions,
     TokenUsage,
 )
-from ringfence.runtime.receipts import PolicyVerdict, Receipt, final_receipts
+from ringfence.runtime.receipts import HostTraffic, PolicyVerdict, Receipt, final_receipts
 from ringfence.runtime.reducers import (
     Append,
     Clear,
@@ -72,6 +72,7 @@ __all__ = [
     "Extend",
     "HandlerFailure",
     "Heartbeat",
+    "HostTraffic",
     "InProcessDispatcher",
     "MaskedStream",
     "PolicyVerdict",

@@ -34,6 +34,23 @@ class PolicyVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class HostTraffic:
+    """What the processes of one command exchanged with one host over the network."""
+
+    host: str
+    """The name that they used. Empty for requests that could not be read, "(others)" for the hosts after the 100th."""
+    port: int
+    connections: int = 0
+    sent: int = 0
+    """Bytes, those of TLS and headers included."""
+    received: int = 0
+    refused: int = 0
+    """How many connections were refused, or failed."""
+    reason: str = ""
+    """Why the last of them was refused."""
+
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """The record of one tool call, made when the call has ended.
 
@@ -67,6 +84,8 @@ class Receipt:
     """Whether the process of the call was killed. Recovery then wrote this receipt from the log of the workspace."""
     exit_code: int | None = None
     """The exit code of the call's command, if its result has one."""
+    network: Sequence[HostTraffic] = ()
+    """What the call's command exchanged with hosts that were allowed by name, and with which it was refused."""
     rolled_back_by: str | None = None
     """The id of the outer call whose rollback undid this call.
 
@@ -93,6 +112,12 @@ class Receipt:
         record["conflicts"] = [escape_path(path) for path in self.conflicts]
         record["diff_bytes"] = self.diff_bytes
         return {name: serde.dump_any(value) for name, value in record.items()}
+
+
+def network_of(value: object) -> Sequence[HostTraffic]:
+    """The traffic of the command whose result is ``value``."""
+    found = getattr(value, "network", ())
+    return found if isinstance(found, tuple) and all(isinstance(one, HostTraffic) for one in found) else ()
 
 
 def final_receipts(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:

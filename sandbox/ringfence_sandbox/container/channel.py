@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import struct
 import tempfile
 import threading
@@ -286,19 +287,38 @@ class Channel:
 
         Raises ExecutorLostError as `run` does.
         """
+        payload, _ = self._ask(protocol.LOOK, b"".join(os.fsencode(path) + b"\0" for path in paths), protocol.COVERED)
+        return os.fsdecode(payload)
+
+    def listen_inside(self, port: int) -> socket.socket:
+        """Return a socket that listens at a port of the container's 127.0.0.1, for this process to accept from.
+
+        Raises ExecutorLostError as `run` does.
+        """
+        _, descriptors = self._ask(protocol.LISTEN, protocol.NUMBER.pack(port), protocol.LISTENING)
+        with FORKS:
+            sockets = [socket.socket(fileno=one) for one in descriptors if stat.S_ISSOCK(os.fstat(one).st_mode)]
+            _sockets.update(sockets)
+        if len(sockets) != 1 or not sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            self.close()
+            raise ExecutorLostError("the executor sent what it must not send")
+        return sockets[0]
+
+    def _ask(self, question: int, payload: bytes, answer: int) -> tuple[bytes, list[int]]:
+        """The payload and the descriptors of an answer, between commands."""
         limit = time.monotonic() + _PATIENCE_SECONDS
         with self._turn:
             if self._closed:
                 raise ExecutorLostError("this channel is closed; start another container")
             try:
-                self._stream.send(protocol.LOOK, b"".join(os.fsencode(path) + b"\0" for path in paths), limit)
+                self._stream.send(question, payload, limit)
                 kind, payload = self._stream.wait_for_frame(limit)
-                if kind != protocol.COVERED:
+                if kind != answer:
                     raise ExecutorLostError("the executor sent what it must not send")
             except BaseException:
                 self.close()
                 raise
-        return os.fsdecode(payload)
+            return payload, self._stream.take_descriptors()
 
     def kill(self) -> None:
         """End the command that runs now, if one does; its `run` returns with exit code 137. For any thread."""

@@ -8,13 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podman.errors import APIError
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import directories_above, escape_path
+from ringfence_sandbox.container.allowed_hosts import Resolve, resolve_name
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
 from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended
 from ringfence_sandbox.container.frames import ExecutorLostError
@@ -23,10 +24,12 @@ from ringfence_sandbox.container.isolation import (
     CONTROL,
     EXECUTOR,
     PROBE,
+    PROXY_PORT,
     WORKSPACE,
     Network,
     Property,
     SandboxLimits,
+    allowed_hosts,
     environment,
     options,
     verified,
@@ -39,6 +42,9 @@ from ringfence_sandbox.disk.kernel import mounts_below
 from ringfence_sandbox.disk.owners import OWNER_LABEL, is_orphan, own_label
 from ringfence_sandbox.disk.places import podman_directory
 from ringfence_sandbox.disk.state_files import write_once
+
+if TYPE_CHECKING:
+    from ringfence_sandbox.container.proxy import Proxy
 
 WORKSPACE_LABEL = "io.ringfence.workspace"
 _CONNECT_SECONDS = 20.0
@@ -75,6 +81,8 @@ class Container:
         self.hidden = hidden
         """What was covered in the workspace when it was started: path to inode."""
         self.properties: Sequence[Property] = ()
+        self.proxy: Proxy | None = None
+        """The way out for commands, where hosts are allowed by name."""
         self.environment: Mapping[str, str] = {}
         """What every command gets, unless it is told otherwise."""
 
@@ -93,8 +101,10 @@ class Container:
         network: Network,
         strict: bool = True,
         hidden: Mapping[str, Inode] = MappingProxyType({}),
+        resolve: Resolve = resolve_name,
     ) -> Container:
         """Create and start one over the tree `root`, and look whether it is shut in. What is ``hidden`` is covered.
+        ``resolve`` finds the addresses of hosts that ``network`` names.
 
         Raises:
             SandboxUnavailableError: it cannot be had, or is not shut in as it should be.
@@ -113,10 +123,21 @@ class Container:
             started.properties = started._verified(limits, network)
             _refuse(started.properties, strict)
             started.check_covered()
+            started._open_proxy(network, resolve)
         except BaseException:
             started.close()
             raise
         return started
+
+    def _open_proxy(self, network: Network, resolve: Resolve) -> None:
+        allowed = allowed_hosts(network)
+        if allowed is not None:
+            from ringfence_sandbox.container.proxy import Proxy
+
+            try:
+                self.proxy = Proxy(self.channel.listen_inside(PROXY_PORT), allowed, resolve, self.process.pid)
+            except ExecutorLostError as error:
+                raise SandboxUnavailableError(f"the container was lost: {error}") from error
 
     @classmethod
     def _started(
@@ -219,6 +240,8 @@ class Container:
         Raises:
             SandboxUnavailableError: it cannot be shown that it has ended.
         """
+        if self.proxy is not None:
+            self.proxy.close()
         ended = self.channel.close() or not self.process.lives
         removed = _remove(self._connection, self._container)
         if not ended and not removed and self.process.lives:

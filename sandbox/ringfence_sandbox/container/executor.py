@@ -30,7 +30,7 @@ import time
 from contextlib import suppress
 from itertools import filterfalse
 
-PROTOCOL = 4
+PROTOCOL = 5
 HEADER = struct.Struct("<BI")
 LONGEST = 4 * 1024 * 1024  # bytes of a frame's payload; Linux takes at most half of it as arguments
 
@@ -40,6 +40,7 @@ LONGEST = 4 * 1024 * 1024  # bytes of a frame's payload; Linux takes at most hal
 RUN = 1
 KILL = 2  # NUMBER: end this command now; ignored when it has ended already
 LOOK = 3  # paths, each ended by a zero byte: is each of them covered by something empty and read-only?
+LISTEN = 4  # NUMBER: a port of 127.0.0.1 to listen at, for connections that the host accepts
 # To the host.
 READY = 16  # NUMBER: the version of the protocol
 REFUSED = 17  # text: why no command can run here
@@ -47,6 +48,7 @@ REFUSED = 17  # text: why no command can run here
 STARTED = 18
 FAILED = 19  # FAILED_HEAD, then text: the command could not be started
 COVERED = 21  # the first path of a LOOK that is not covered; empty if all are
+LISTENING = 22  # and as a descriptor, the listening socket
 ENDED = 20  # OUTCOME: every process that the command started has ended
 
 NUMBER = struct.Struct("<I")
@@ -62,6 +64,7 @@ REPORT = 19  # the descriptor that a command may say something on to the host; a
 STAMP_SECONDS = 1.0  # while a command runs: its host may be stopped meanwhile, and killed
 ENDING_SECONDS = 10.0  # when something is still there after so long, ending this process is what is left
 TIMEOUT_EXIT_CODE = 124
+BACKLOG = 256  # connections that wait to be accepted
 
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # the inode that the kernel gives to the namespace of the machine itself
 _PR_SET_DUMPABLE = 4
@@ -336,8 +339,16 @@ class Executor:
                 self._run(Command(frame[1]))
             elif frame[0] == LOOK:
                 self._link.send(COVERED, next(filterfalse(_is_covered, frame[1].split(b"\0")[:-1]), b""))
+            elif frame[0] == LISTEN:
+                self._listen(NUMBER.unpack(frame[1])[0])
             elif frame[0] != KILL:  # of a command that has ended meanwhile
                 raise HostError("a frame is of no kind")
+
+    def _listen(self, port: int) -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            listener.listen(BACKLOG)
+            self._link.send(LISTENING, b"", (listener.fileno(),))
 
     def _run(self, command: Command) -> None:
         begun = time.monotonic_ns()

@@ -6,12 +6,19 @@ import json
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
+from ringfence_sandbox.container.allowed_hosts import PREFIX, AllowedHosts
 from ringfence_sandbox.container.seccomp import profile_path
 
-Network = Literal["none", "bridge", "slirp4netns", "pasta"]
-NETWORKS: tuple[Network, ...] = ("none", "bridge", "slirp4netns", "pasta")
+Network: TypeAlias = str
+"""``none``, ``bridge``, ``slirp4netns``, ``pasta`` or ``allow:HOST[:PORT],*.HOST``."""
+NETWORKS = ("none", "bridge", "slirp4netns", "pasta")
+PROXY_PORT = 3128
+_PROXY = {
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), f"http://127.0.0.1:{PROXY_PORT}"),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
+}
 
 WORKSPACE = "/workspace"
 CONTROL = "/run/ringfence"
@@ -62,6 +69,15 @@ class SandboxLimits:
         return min(64 * _MIB, self.memory_bytes // 8)
 
 
+def allowed_hosts(network: Network) -> AllowedHosts | None:
+    """Return the hosts that a network is made of; None for one of the usual kinds. Raises ValueError for no network."""
+    if network.startswith(PREFIX):
+        return AllowedHosts.parse(network)
+    if network not in NETWORKS:
+        raise ValueError(f"the network is one of {', '.join(NETWORKS)} and {PREFIX}HOST, not {network!r}")
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Users:
     """Which numbers on the host a container's users are; none where the service itself does it (rootless)."""
@@ -81,12 +97,13 @@ def options(
 
     Many spellings are accepted there and do nothing; these are the ones that do.
     """
+    by_name = allowed_hosts(network) is not None
     pids = limits.processes + 8  # the executor, and what comes and goes with it
     return {
         "image": image,
         "user": users.user,
         **users.options,
-        "network_mode": network,
+        "network_mode": "none" if by_name else network,
         "cap_drop": ["all"],
         "no_new_privileges": True,
         "seccomp_profile_path": profile_path(),
@@ -121,7 +138,7 @@ def options(
         "pid_mode": "private",
         "uts_mode": "private",
         "hostname": "sandbox",
-        "environment": {"HOME": "/tmp", "container": "podman"},  # noqa: S108
+        "environment": {"HOME": "/tmp", "container": "podman", **(_PROXY if by_name else {})},  # noqa: S108
         "use_config_proxy": False,
         "systemd": "false",
         "working_dir": "/",
@@ -208,7 +225,7 @@ def _judged(found: dict[str, Any], limits: SandboxLimits, network: Network, root
     yield _mounted("read-only control directory", mounts, CONTROL, "ro")
     size = f"size={limits.tmp_bytes // 1024}k"
     yield _mounted(f"/tmp of {limits.tmp_bytes >> 20} MiB", mounts, "/tmp", size, is_limit=True)  # noqa: S108
-    if network == "none":
+    if network == "none" or network.startswith(PREFIX):
         others = sorted(set(found["net"]) - {"lo"})
         yield Property("no network", not others, ", ".join(others) or "only lo")
     hard = {line[:26].strip(): line[26:].split() for line in found["limits"].splitlines()[1:]}

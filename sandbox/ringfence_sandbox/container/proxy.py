@@ -1,0 +1,437 @@
+"""The way out of a container that has no network: a proxy on the host, which connects to allowed hosts alone.
+
+The listening socket is one of the container: its executor makes it and hands it over. So only what is in the container
+can connect to it, and nothing in the container knows what is behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ringfence.runtime.receipts import HostTraffic
+from ringfence_sandbox.container import client_hello
+from ringfence_sandbox.container.allowed_hosts import AllowedHosts, Resolve, as_address, normalise_host
+from ringfence_sandbox.container.http_request import (
+    END_OF_HEAD,
+    LONGEST_HEAD,
+    LONGEST_LINE,
+    HttpRequest,
+    chunk_length,
+    parse_request,
+)
+from ringfence_sandbox.disk.forks import FORKS
+
+MOST_CONNECTIONS = 128
+"""At a time; further ones wait."""
+_MOST_HOSTS = 100
+_MOST_LINES = 10
+_OTHERS = "(others)"
+_CHUNK = 64 * 1024
+_HEAD_SECONDS = 15.0
+_CONNECT_SECONDS = 10.0
+_LINGER_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkUse:
+    """What the processes of one command did in a network of allowed hosts."""
+
+    hosts: tuple[HostTraffic, ...] = ()
+    bypasses: int = 0
+    """How often one of them wanted to send something without the proxy. It had no network."""
+
+    def refusals(self) -> list[str]:
+        """Return a line for each host that there was no connection to, and one for programs without the proxy."""
+        refused = [f"{host.reason} ({host.refused} x)" for host in self.hosts if host.refused]
+        lines = [f"network refused: {reason}" for reason in refused[:_MOST_LINES]]
+        if len(refused) > _MOST_LINES:
+            lines.append(f"network refused: and {len(refused) - _MOST_LINES} more hosts")
+        if self.bypasses:
+            lines.append(
+                "network: a program did not use the proxy of HTTP_PROXY and HTTPS_PROXY; there is no other way out"
+            )
+        return lines
+
+
+def count_bypasses(pid: int) -> int:
+    """Return how often processes in the network namespace of a process had no route; 0 where the kernel does not say."""
+    count = 0
+    with suppress(OSError, ValueError):
+        with open(f"/proc/{pid}/net/snmp", encoding="ascii") as file:
+            names, values = (line.split() for line in file if line.startswith("Ip:"))
+        count += int(values[names.index("OutNoRoutes")])
+        with open(f"/proc/{pid}/net/snmp6", encoding="ascii") as file:
+            count += sum(int(line.split()[1]) for line in file if line.startswith("Ip6OutNoRoutes"))
+    return count
+
+
+@dataclass(slots=True)
+class _Traffic:
+    host: str
+    port: int
+    connections: int = 0
+    sent: int = 0
+    received: int = 0
+    refused: int = 0
+    reason: str = ""
+
+    def record(self) -> HostTraffic:
+        return HostTraffic(self.host, self.port, self.connections, self.sent, self.received, self.refused, self.reason)
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Proxy:
+    """Serves the connections of one command at a time, in a thread of its own."""
+
+    def __init__(self, listener: socket.socket, allowed: AllowedHosts, resolve: Resolve, pid: int) -> None:
+        """``listener`` is the proxy's from now on. ``pid`` is a process of the container."""
+        self._listener = listener
+        self._pid = pid
+        self._bypasses = 0
+        self._allowed = allowed
+        self._resolve = resolve
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._traffic: dict[tuple[str, int], _Traffic] = {}
+        self._sockets: set[socket.socket] = set()
+        listener.setblocking(False)
+        with FORKS:
+            _proxies.add(self)
+
+    def start(self) -> None:
+        """Begin to accept connections."""
+        self._traffic = {}
+        self._bypasses = count_bypasses(self._pid)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, args=(self._loop,), name="ringfence-proxy", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> NetworkUse:
+        """End all connections, also those that nobody accepted yet; return what was exchanged since `start`."""
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return NetworkUse()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+        self._loop = self._thread = None
+        with suppress(OSError):
+            while True:
+                self._listener.accept()[0].close()
+        # A container that has ended has no counters.
+        return NetworkUse(
+            tuple(one.record() for one in self._traffic.values()), max(0, count_bypasses(self._pid) - self._bypasses)
+        )
+
+    def close(self) -> None:
+        self.stop()
+        with FORKS:
+            _proxies.discard(self)
+            self._listener.close()
+
+    def in_child(self) -> None:
+        """In a forked child: let go of the copies, so that connections end with the parent."""
+        for one in (self._listener, *self._sockets):
+            one.close()
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.create_task(self._accept())
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        for one in [*self._sockets]:
+            self._close(one)
+
+    def _keep(self, one: socket.socket) -> socket.socket:
+        one.setblocking(False)
+        self._sockets.add(one)
+        return one
+
+    def _close(self, one: socket.socket) -> None:
+        self._sockets.discard(one)
+        one.close()
+
+    def _traffic_of(self, host: str, port: int) -> _Traffic:
+        key = host, port
+        if key not in self._traffic and len(self._traffic) >= _MOST_HOSTS:
+            key = _OTHERS, 0
+        return self._traffic.setdefault(key, _Traffic(*key))
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        free = asyncio.Semaphore(MOST_CONNECTIONS)
+        tasks: set[asyncio.Task[None]] = set()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            free.release()
+
+        while True:
+            await free.acquire()
+            try:
+                client, _ = await loop.sock_accept(self._listener)
+            except OSError:  # this process may have too many files open
+                free.release()
+                await asyncio.sleep(0.1)
+                continue
+            task = loop.create_task(self._serve(self._keep(client)))
+            tasks.add(task)
+            task.add_done_callback(ended)
+
+    async def _serve(self, client: socket.socket) -> None:
+        """Answer one request. The next one needs a connection of its own, so that none goes unchecked."""
+        incoming = _Incoming(client)
+        host: socket.socket | None = None
+        traffic: _Traffic | None = None
+        try:
+            request = await self._read_request(incoming)
+            traffic = self._traffic_of(request.host, request.port)
+            host = await self._connect(request)
+            traffic.connections += 1
+            if request.is_tunnel:
+                await self._tunnel(incoming, host, request, traffic)
+            else:
+                await self._forward(incoming, host, request, traffic)
+                await _end(client)
+        except _RefusedError as refused:
+            self._note(traffic, str(refused))
+            with suppress(OSError):
+                await asyncio.get_running_loop().sock_sendall(client, _answer(refused))
+                await _end(client)
+        except (OSError, ExceptionGroup):  # one of the two sides has gone, or a body is malformed
+            pass
+        finally:
+            self._close(client)
+            if host is not None:
+                self._close(host)
+
+    def _note(self, traffic: _Traffic | None, reason: str) -> None:
+        traffic = traffic or self._traffic_of("", 0)
+        traffic.refused += 1
+        traffic.reason = reason
+
+    async def _read_request(self, incoming: _Incoming) -> HttpRequest:
+        try:
+            async with asyncio.timeout(_HEAD_SECONDS):
+                return parse_request(await incoming.until(END_OF_HEAD, LONGEST_HEAD))
+        except ValueError as error:
+            raise _RefusedError(400, str(error)) from None
+        except TimeoutError:
+            raise _RefusedError(400, f"no whole request came within {_HEAD_SECONDS:g} s") from None
+
+    async def _connect(self, request: HttpRequest) -> socket.socket:
+        """A connection to an address of the host that was checked."""
+        name, port = request.host, request.port
+        if not self._allowed.allows(name, port):
+            raise _RefusedError(403, f"{_shown(name, port)} is not allowed by --network")
+        try:
+            addresses = [name] if as_address(name) is not None else await self._resolved(name, port)
+        except OSError as error:
+            raise _RefusedError(502, f"{name} was not resolved: {error.strerror or error}") from None
+        usable = [address for address in addresses if self._allowed.allows_address(address, port)]
+        if not usable:
+            found = ", ".join(addresses[:4]) or "none"
+            raise _RefusedError(403, f"no address of {name} is public, and --network names none of them: {found}")
+        failure = ""
+        for address in usable:
+            connection = self._keep(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
+            try:
+                async with asyncio.timeout(_CONNECT_SECONDS):
+                    await asyncio.get_running_loop().sock_connect(connection, (address, port))
+                is_here = connection.getpeername()[0] == connection.getsockname()[0]
+                if not is_here or self._allowed.allows(address, port):
+                    return connection
+                failure = f"{address} is this machine, and --network does not name it"
+            except OSError as error:
+                failure = f"{address}: {error.strerror or 'no answer'}"
+            self._close(connection)
+        raise _RefusedError(502, f"no connection to {_shown(name, port)}: {failure}")
+
+    async def _resolved(self, name: str, port: int) -> Sequence[str]:
+        # In a thread that nobody waits for: a resolver may take half a minute, the end of a command may not.
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[Sequence[str] | OSError] = loop.create_future()
+
+        def settle(result: Sequence[str] | OSError) -> None:
+            if not found.done():
+                found.set_result(result)
+
+        def ask() -> None:
+            try:
+                result: Sequence[str] | OSError = self._resolve(name, port)
+            except (OSError, UnicodeError) as error:
+                result = error if isinstance(error, OSError) else OSError(str(error))
+            with suppress(RuntimeError):  # the command has ended, and the loop with it
+                loop.call_soon_threadsafe(settle, result)
+
+        threading.Thread(target=ask, name="ringfence-resolver", daemon=True).start()
+        result = await found
+        if isinstance(result, OSError):
+            raise result
+        return result
+
+    async def _tunnel(self, incoming: _Incoming, host: socket.socket, request: HttpRequest, traffic: _Traffic) -> None:
+        send = asyncio.get_running_loop().sock_sendall
+        await send(incoming.source, b"HTTP/1.1 200 Connection established\r\n\r\n")
+        try:
+            async with asyncio.timeout(_HEAD_SECONDS):
+                hello, name = await _read_hello(incoming)
+            wanted = "" if as_address(request.host) is not None else request.host
+            if (normalise_host(name) if name else "") != wanted:
+                raise ValueError(f"TLS asks for {name}, not for {request.host}" if name else "TLS names no host")
+        except (ValueError, TimeoutError) as error:
+            self._note(traffic, str(error) or f"no ClientHello came within {_HEAD_SECONDS:g} s")
+            await send(incoming.source, client_hello.UNRECOGNIZED_NAME)
+            await _end(incoming.source)
+            return
+
+        async def upload() -> None:
+            data = hello
+            while data:
+                await send(host, data)
+                traffic.sent += len(data)
+                await asyncio.sleep(0)  # where both sides are quick, nothing else here waits
+                data = await incoming.some(_CHUNK)
+            host.shutdown(socket.SHUT_WR)
+
+        async with asyncio.TaskGroup() as both:
+            both.create_task(upload())
+            both.create_task(_download(host, incoming.source, traffic))
+
+    async def _forward(self, incoming: _Incoming, host: socket.socket, request: HttpRequest, traffic: _Traffic) -> None:
+        async def send(data: bytes) -> None:
+            await asyncio.get_running_loop().sock_sendall(host, data)
+            traffic.sent += len(data)
+            await asyncio.sleep(0)
+
+        async def upload() -> None:
+            await send(request.head)
+            if not request.is_chunked:
+                await incoming.hand_on(request.body_bytes, send)
+                return
+            while size := chunk_length(await incoming.until(b"\r\n", LONGEST_LINE)):
+                await send(b"%x\r\n" % size)
+                await incoming.hand_on(size, send)
+                if await incoming.exactly(2) != b"\r\n":
+                    raise ValueError("a chunk is malformed")
+                await send(b"\r\n")
+            await send(b"0\r\n\r\n")  # its trailers are left out
+
+        async with asyncio.TaskGroup() as both:
+            uploading = both.create_task(upload())
+            await _download(host, incoming.source, traffic)
+            uploading.cancel()  # a host need not read all of a request
+
+
+class _Incoming:
+    """What a client sends."""
+
+    def __init__(self, source: socket.socket) -> None:
+        self.source = source
+        self._ahead = bytearray()
+
+    async def some(self, most: int) -> bytes:
+        """Up to so many bytes; none at the end."""
+        if self._ahead:
+            return self._take(most)
+        return await asyncio.get_running_loop().sock_recv(self.source, min(most, _CHUNK))
+
+    async def until(self, mark: bytes, most: int) -> bytes:
+        """All up to a mark. Raises ConnectionError where the end comes first, _RefusedError where the mark does not."""
+        searched = 0
+        while (found := self._ahead.find(mark, searched)) < 0 and len(self._ahead) <= most:
+            searched = max(0, len(self._ahead) - len(mark) + 1)
+            await self._read()
+        if not 0 <= found <= most:
+            raise _RefusedError(431, f"more than {most} bytes")
+        return self._take(found + len(mark))
+
+    async def exactly(self, count: int) -> bytes:
+        """Raises ConnectionError where the end comes first."""
+        while len(self._ahead) < count:
+            await self._read()
+        return self._take(count)
+
+    async def hand_on(self, count: int, send: Callable[[bytes], Awaitable[None]]) -> None:
+        """Raises ConnectionError where the end comes first."""
+        while count:
+            if not (data := await self.some(count)):
+                raise ConnectionError
+            await send(data)
+            count -= len(data)
+
+    async def _read(self) -> None:
+        data = await asyncio.get_running_loop().sock_recv(self.source, _CHUNK)
+        if not data:
+            raise ConnectionError
+        self._ahead += data
+
+    def _take(self, count: int) -> bytes:
+        taken = bytes(self._ahead[:count])
+        del self._ahead[:count]
+        return taken
+
+
+async def _read_hello(incoming: _Incoming) -> tuple[bytes, str]:
+    """The first records of TLS, and the name that they ask for. Raises ValueError where that is not what comes."""
+    records, message = bytearray(), bytearray()
+    while not message or client_hello.is_cut(message):
+        head = await incoming.exactly(5)
+        fragment = await incoming.exactly(client_hello.record_length(head))
+        records += head + fragment
+        message += fragment
+    return bytes(records), client_hello.server_name(bytes(message))
+
+
+async def _download(host: socket.socket, client: socket.socket, traffic: _Traffic) -> None:
+    loop = asyncio.get_running_loop()
+    while data := await loop.sock_recv(host, _CHUNK):
+        traffic.received += len(data)
+        await loop.sock_sendall(client, data)
+        await asyncio.sleep(0)
+    client.shutdown(socket.SHUT_WR)
+
+
+async def _end(client: socket.socket) -> None:
+    """Say that no more comes, and give the client the time to read: with bytes unread, a close would cut it off."""
+    with suppress(OSError):
+        client.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(_LINGER_SECONDS):
+            while await asyncio.get_running_loop().sock_recv(client, _CHUNK):
+                await asyncio.sleep(0)
+
+
+def _answer(refused: _RefusedError) -> bytes:
+    # Many programs show of a tunnel that is refused the first line alone.
+    said = f"ringfence: {refused}".encode("ascii", "replace")
+    head = b"HTTP/1.1 %d %s\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+    return head % (refused.status, said, len(said) + 1) + said + b"\n"
+
+
+def _shown(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_proxies: weakref.WeakSet[Proxy] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for one in [*_proxies]:
+        one.in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)
