@@ -109,7 +109,8 @@ class PodmanSandbox:
         built when it is first needed; ``progress`` gets lines about that. ``session`` is told in receipts.
         ``secrets`` are variables of each command, by name. Their values are masked in what it prints.
         With ``network="allow:HOST,*.HOST"`` commands reach these hosts alone, through a proxy in this process;
-        ``resolve`` finds their addresses. ``strict=False`` also takes a machine where memory and processor time cannot be limited, or users not be mapped.
+        ``resolve`` finds their addresses. ``strict=False`` also takes a machine where memory and processor time cannot
+        be limited, or users not be mapped.
 
         Raises:
             WorkspaceLockedError, FileNotFoundError: the root cannot be opened.

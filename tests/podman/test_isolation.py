@@ -447,7 +447,7 @@ def test_what_did_not_come_out_as_asked_for_is_found_from_inside(shared: PodmanS
 def test_the_network_of_the_host_cannot_be_asked_for(tmp_path: Path) -> None:
     for network in ("host", "container:other", ""):
         with pytest.raises(ValueError, match="network is one of"):
-            PodmanSandbox(tmp_path, network=network)  # type: ignore[arg-type]
+            PodmanSandbox(tmp_path, network=network)
 
 
 def test_a_network_is_there_when_it_is_asked_for(podman: Any, limiting: bool, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from typing import Literal
+from typing import Literal, cast
 
 from ringfence import serde
 from ringfence.filesystem.paths import escape_path
@@ -116,8 +116,10 @@ class Receipt:
 
 def network_of(value: object) -> Sequence[HostTraffic]:
     """The traffic of the command whose result is ``value``."""
-    found = getattr(value, "network", ())
-    return found if isinstance(found, tuple) and all(isinstance(one, HostTraffic) for one in found) else ()
+    found: object = getattr(value, "network", ())
+    if not isinstance(found, tuple):
+        return ()
+    return tuple(one for one in cast("tuple[object, ...]", found) if isinstance(one, HostTraffic))
 
 
 def final_receipts(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:

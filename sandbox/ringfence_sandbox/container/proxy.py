@@ -61,7 +61,7 @@ class NetworkUse:
 
 
 def count_bypasses(pid: int) -> int:
-    """Return how often processes in the network namespace of a process had no route; 0 where the kernel does not say."""
+    """Return how often there was no route in the network namespace of a process; 0 where that is not known."""
     count = 0
     with suppress(OSError, ValueError):
         with open(f"/proc/{pid}/net/snmp", encoding="ascii") as file:
