@@ -257,7 +257,7 @@ class Proxy:
                     return connection
                 failure = f"{address} is this machine, and --network does not name it"
             except OSError as error:
-                failure = f"{address}: {error.strerror or 'no answer'}"
+                failure = f"{address}: {os.strerror(error.errno) if error.errno else 'no answer'}"
             self._close(connection)
         raise _RefusedError(502, f"no connection to {_shown(name, port)}: {failure}")
 
