@@ -142,7 +142,42 @@ def test_a_file_that_is_read_in_parts_has_a_hash_when_all_of_it_was_read(server:
     (root / "d/b.txt").write_text("".join(f"line {number}\n" for number in range(10)))
     assert caller.outcome("write_file", **write, expected=whole) == "committed"
     (root / "a.txt").write_text("x" * 3_000)
-    assert caller.hash("a.txt") is None, "only a part of the line is shown"
+    part = caller.hash("a.txt")
+    denied = caller.outcome("write_file", file_path="a.txt", content="", expected=part)
+    assert denied == "denied", "only a part of the line is shown"
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_file_with_a_line_that_is_cut_is_edited_or_removed_but_not_replaced(
+    server: HttpServer, root: Path, era: str
+) -> None:
+    (root / "wide.txt").write_text(f"one\n{'x' * 2_001}\nthree\n")
+    caller = Caller(server, era)
+    first = caller.hash("wide.txt", limit=2)
+    named = {} if first is None else {"expected": first}
+    assert (first is None) == (era == LEGACY)
+    last = caller.hash("wide.txt", offset=2, **named)
+    assert last == first
+    refused = caller.call("write_file", file_path="wide.txt", content="", **named)
+    assert refused["_meta"]["ringfence/outcome"] == "denied"
+    assert "edit_file" in refused["content"][0]["text"]
+    (root / "new.txt").write_text("new\n")
+    assert caller.outcome("move", source="new.txt", target="wide.txt", **named) != "committed"
+    assert caller.outcome("edit_file", file_path="wide.txt", old_string="one", new_string="two") == "committed"
+    caller = Caller(server, era)
+    first = caller.hash("wide.txt", limit=2)
+    named = {} if first is None else {"expected": first}
+    assert caller.outcome("rm", path="wide.txt", **named) == "committed"
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_line_that_only_looks_cut_counts_as_read(server: HttpServer, root: Path, era: str) -> None:
+    end = " [... 12 more characters in this line]"
+    (root / "looks.txt").write_text(f"{'x' * (2_000 - len(end))}{end}\nshort{end}\n")
+    caller = Caller(server, era)
+    found = caller.hash("looks.txt")
+    named = {} if found is None else {"expected": found}
+    assert caller.outcome("write_file", file_path="looks.txt", content="", **named) == "committed"
 
 
 def test_edits_and_patches_quote_what_they_replace(server: HttpServer, root: Path) -> None:

@@ -20,7 +20,6 @@ from ringfence_tools.files import FileText, Move, ReadFile, Remove, WriteFile
 HASH_CHARACTERS = 16
 """What `read_file` prints of a sha256 in hex. A call may name more of it."""
 _HASH = re.compile(f"[0-9a-f]{{{HASH_CHARACTERS},64}}")
-_CUT_LINE = re.compile(r"\[\.\.\. [\d,]+ more characters in this line\]$", re.MULTILINE)
 
 
 def _expected(description: str) -> Any:
@@ -71,7 +70,8 @@ class _HashingReader:
     """`read_file`, whose message has the hash once all lines up to these were read of one version of the file.
 
     Nobody remembers the earlier parts. So the hash of a part also covers how many lines come before its end, and
-    whoever reads on names it.
+    whoever reads on names it. After a line that was cut, the hash is another one: it removes the file, but does not
+    replace it.
     """
 
     def __init__(self, read: ToolHandler[Any, Any], mount_point: str | None) -> None:
@@ -87,13 +87,17 @@ class _HashingReader:
         content_hash = context.reads.get(filesystem.resolve(path)) if filesystem.exists(path) else None
         if content_hash is None:  # the output of a command, which no tool replaces
             return result
-        if params.expected and params.expected != _hash_of_part(content_hash, value.offset, value.total_lines):
+        cut_hash = _hash_after_cut(content_hash)
+        if params.expected not in ("", cut_hash, _hash_of_part(content_hash, value.offset, value.total_lines)):
             raise ToolValidationError(f"{value.path} has changed since: read it again from its first line")
-        if (value.offset and not params.expected) or _CUT_LINE.search(value.content):
+        if value.offset and not params.expected:
             return result
         secrets = context.session.secrets
         if secrets and secrets.mask(value) is not value:  # it counts as not read
             return result
+        if params.expected == cut_hash or value.count_whole() < value.limit:
+            use = "to remove it; a line is cut, so change it with edit_file"
+            return replace(result, message=f"{result.message}; expected={cut_hash} {use}")
         end = value.offset + value.limit
         use = "with the next offset" if end < value.total_lines else "to replace or remove it"
         shown = _hash_of_part(content_hash, end, value.total_lines)
@@ -105,6 +109,11 @@ def _hash_of_part(content_hash: str, end: int, total: int) -> str:
     if end < total:
         content_hash = hashlib.sha256(f"{content_hash} {end}".encode()).hexdigest()
     return content_hash[:HASH_CHARACTERS]
+
+
+def _hash_after_cut(content_hash: str) -> str:
+    """The hash of a file of which a line was shown in part."""
+    return hashlib.sha256(f"{content_hash} cut".encode()).hexdigest()[:HASH_CHARACTERS]
 
 
 class ExpectedHashPolicy(BasePolicy):
@@ -152,7 +161,11 @@ class ExpectedHashPolicy(BasePolicy):
             return ALLOW
         if not params.expected:
             return PolicyDecision.deny(f"{shown} exists: read it, and name the hash that read_file gives as expected")
-        if not _matches(params.expected, content_hash):
+        if tool.name != "rm" and params.expected == _hash_after_cut(content_hash):
+            return PolicyDecision.deny(
+                f"a line of {shown} was shown only in part: change the file with edit_file, or remove it with rm"
+            )
+        if not _matches(params.expected, content_hash, tool):
             return PolicyDecision.deny(f"{shown} is not the version that expected names: read it again")
         return ALLOW
 
@@ -165,7 +178,7 @@ class ExpectedHashPolicy(BasePolicy):
             was = None if change.before is None else change.before.content_hash
             if source is not None and (change.path == source or change.path.startswith(f"{source}/")):
                 continue
-            if was is not None and not _matches(params.expected, was):
+            if was is not None and not _matches(params.expected, was, tool):
                 return PolicyDecision.deny(f"{display_path(change.path)} has just changed: read it again")
         return ALLOW
 
@@ -177,5 +190,7 @@ def _named(params: Any) -> str:
     return params.target if isinstance(params, Move) else params.path
 
 
-def _matches(expected: str, content_hash: str) -> bool:
+def _matches(expected: str, content_hash: str, tool: Tool[Any, Any]) -> bool:
+    if tool.name == "rm" and expected == _hash_after_cut(content_hash):
+        return True
     return _HASH.fullmatch(expected) is not None and content_hash.startswith(expected)

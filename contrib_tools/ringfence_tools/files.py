@@ -106,9 +106,18 @@ class FileText:
     size_bytes: int | None = None
     sha256: str | None = None
 
+    def count_whole(self) -> int:
+        """The number of lines before the first one that is cut. A line that is not is at most as long as the limit."""
+        if len(self.content) > MAX_LINE_CHARACTERS:
+            for number, line in enumerate(self.content.split("\n")):
+                if len(line.partition(" | ")[2]) > MAX_LINE_CHARACTERS:
+                    return number
+        return self.limit
+
     def lines_shown(self) -> tuple[range, int] | None:
-        shown = range(self.offset, self.offset + self.limit)
-        return (shown, self.total_lines) if shown else None  # a binary file is known by its hash
+        if not self.limit:
+            return None  # a binary file is known by its hash
+        return range(self.offset, self.offset + self.count_whole()), self.total_lines
 
     def render(self) -> str:
         if self.size_bytes is not None:

@@ -210,10 +210,14 @@ def _denial(path: str, file: str, read: str | None, content_hash: str | None) ->
         return f"{below}{escape_path(file)} exists and has not been read: read it first"
     if _hash_in(read) != content_hash:
         return f"{below}{escape_path(file)} has changed since it was read: read it again"
-    lines = ", ".join(f"{span.start + 1}-{span.stop}" for span in _spans(read))
+    spans = _spans(read)
+    lines = ", ".join(f"{span.start + 1}-{span.stop}" for span in spans if span)
+    if spans and not lines:
+        return f"{below}no line of {escape_path(file)} has been read whole: change a part of it with edit_file"
     if not lines:
         return f"{below}only a part of {escape_path(file)} was read before it was changed: read all of it first"
-    return f"{below}only the lines {lines} of {escape_path(file)} have been read: read the others first"
+    part = f"{below}only the lines {lines} of {escape_path(file)} have been read"
+    return f"{part}: read the others first, or use edit_file"
 
 
 def _hash_in(known: str | None) -> str | None:
