@@ -45,12 +45,17 @@ PROJECT_FILES = {
 
 
 @pytest.fixture
-def mcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture
+def mcp(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Runs the command in the project ``tmp_path / "project"``, with a home of its own; returns what it prints."""
     (tmp_path / "project").mkdir()
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("RINGFENCE_STATE_DIR", "/var/steps")
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(state))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.delenv("CODEX_HOME", raising=False)
 
@@ -73,7 +78,7 @@ def files_below(directory: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("client", PROJECT_FILES)
 def test_a_client_gets_an_entry_that_starts_the_server_and_loses_it_again(
-    client: str, mcp: Callable[..., str], tmp_path: Path
+    client: str, mcp: Callable[..., str], tmp_path: Path, state: Path
 ) -> None:
     name, key = PROJECT_FILES[client]
     mcp("install", client)
@@ -83,7 +88,7 @@ def test_a_client_gets_an_entry_that_starts_the_server_and_loses_it_again(
     words = entry["command"] if client == "opencode" else [entry["command"], *entry["args"]]
     assert "serve" in words
     assert "ringfence" in words[0] or "ringfence" in words
-    assert entry["environment" if client == "opencode" else "env"] == {"RINGFENCE_STATE_DIR": "/var/steps"}
+    assert entry["environment" if client == "opencode" else "env"] == {"RINGFENCE_STATE_DIR": str(state)}
     settings = {"project/.claude/settings.json"} if client == "claude" else set[str]()
     assert set(files_below(tmp_path)) == {f"project/{name}", *settings}
     mcp("uninstall", client)
@@ -166,6 +171,42 @@ def test_without_exclusive_an_uninstall_leaves_what_somebody_denied(mcp: Callabl
     assert parsed(settings)["permissions"]["deny"] == denied
 
 
+BEFORE = {
+    "claude": (".claude/settings.json", '{"permissions": {"deny": ["Bash"]}}'),
+    "qwen": (".qwen/settings.json", '{"permissions": {"deny": ["edit"]}}'),
+    "codex": (".codex/config.toml", 'sandbox_mode = "read-only"\n'),
+    "codex changed": (".codex/config.toml", 'sandbox_mode = "workspace-write"\n'),
+    "codex server": (".codex/config.toml", '[mcp_servers.ringfence]\ncommand = "mine"\nargs = ["a"]\n'),
+    "opencode": ("opencode.json", '{"permission": {"bash": "deny", "edit": "ask"}}'),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE)
+@pytest.mark.parametrize("times", [1, 2])
+def test_uninstalling_brings_back_what_was_there_before(
+    case: str, times: int, mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    client, (name, given) = case.split(maxsplit=1)[0], BEFORE[case]
+    file = tmp_path / "project" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(given)
+    before = parsed(file)
+    for number in range(times):
+        mcp("install", client, "--exclusive", *(["--", "--read-only"] if number else []))
+    mcp("uninstall", client, "--exclusive")
+    assert parsed(file) == before
+
+
+def test_without_a_record_an_uninstall_leaves_what_may_be_the_user_s_and_says_so(
+    mcp: Callable[..., str], tmp_path: Path, state: Path
+) -> None:
+    mcp("install", "codex", "--exclusive")
+    (state / "clients.json").unlink()
+    file = tmp_path / "project/.codex/config.toml"
+    assert "sandbox_mode stays" in mcp("uninstall", "codex", "--exclusive")
+    assert parsed(file) == {"sandbox_mode": "read-only", "features": {"shell_tool": False}}
+
+
 @pytest.mark.parametrize("client", ["vscode", "cursor"])
 def test_exclusive_is_refused_where_no_file_can_say_it(client: str, mcp: Callable[..., str], tmp_path: Path) -> None:
     assert "--exclusive" in mcp("install", client, "--exclusive", exit_code=2)
@@ -202,7 +243,7 @@ def test_null_is_replaced_and_what_is_no_text_stays_in_a_list(mcp: Callable[...,
     mcp("install", "claude", "--exclusive")
     assert list(parsed(tmp_path / "project/.mcp.json")["mcpServers"]) == ["ringfence"]
     mcp("uninstall", "claude", "--exclusive")
-    assert parsed(settings) == {"permissions": {"deny": [{}]}}
+    assert parsed(settings) == {"permissions": {"deny": [{}, "Bash"]}}
 
 
 def test_the_line_ends_of_a_file_stay(mcp: Callable[..., str], tmp_path: Path) -> None:
@@ -262,13 +303,13 @@ def test_a_link_to_the_settings_stays_a_link(mcp: Callable[..., str], tmp_path: 
     assert "ringfence" in (tmp_path / "dotfiles.json").read_text()
 
 
-def test_what_somebody_has_added_to_the_entry_stays(mcp: Callable[..., str], tmp_path: Path) -> None:
+def test_what_somebody_has_added_to_the_entry_stays(mcp: Callable[..., str], tmp_path: Path, state: Path) -> None:
     mcp("install", "claude")
     file = tmp_path / "project/.mcp.json"
     file.write_text(file.read_text().replace('"env": {', '"timeout": 9, "env": {"MINE": "1", '))
     mcp("install", "claude", "--", "--read-only")
     entry = parsed(file)["mcpServers"]["ringfence"]
-    assert entry["env"] == {"MINE": "1", "RINGFENCE_STATE_DIR": "/var/steps"}
+    assert entry["env"] == {"MINE": "1", "RINGFENCE_STATE_DIR": str(state)}
     assert entry["timeout"] == 9
 
 

@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from ringfence.extras import missing
+from ringfence_cli.client_edits import NAME, Edit, Record
 from ringfence_cli.options import Interruptible, NotStartedError
 
 if TYPE_CHECKING:
     from ringfence_cli.config_files import ConfigFile, KeyPath
 
-NAME = "ringfence"
 FOLDER = "${workspaceFolder}"
 """For editors, which start a server in a directory of their own."""
 STATE_VARIABLES = ("RINGFENCE_STATE_DIR", "XDG_STATE_HOME")
@@ -62,17 +62,6 @@ class Server:
         """The form that most clients share."""
         env = {"env": dict(self.env)} if self.env else {}
         return {"command": self.command, "args": [*self.args, *more], **env}
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """One entry of one file: a value, or strings that a list has to contain. ``text`` is a whole file instead."""
-
-    path: Path
-    key: KeyPath = ()
-    value: Any = None
-    members: Sequence[str] = ()
-    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,19 +254,26 @@ def change(
     if exclusive and client.exclusive is not None:
         edits += client.exclusive(client.directory(personal=personal), personal)
     try:
-        files = _edited(edits, add=installs)
+        record = Record.load()
+        files = _edited(edits, record, add=installs)
         changed = [file for file in files if file.text != file.before]
         for file in changed:
             click.echo(_diff(file), nl=False)
         if by_command and client.commands is not None:
             _run(client, client.commands(server, installs), add=installs, dry_run=dry_run)
-        elif not changed:
+        for entry in record.left:
+            click.echo(f"{entry} stays: it was there before the server, or nothing tells that it was not")
+        if not by_command and not changed:
             state = "is registered already" if installs else "is not registered"
             click.echo(f"{client.title}: the server {state} in {files[0].path}, and nothing was changed")
             return
         if not dry_run:
+            if installs:  # first, so that no change is made without it
+                record.save()
             for file in changed:
                 file.save()
+            if not installs:
+                record.save()
     except (OSError, ValueError) as error:
         raise NotStartedError(str(error)) from error
     if installs and not dry_run:
@@ -285,13 +281,13 @@ def change(
     if not installs and not exclusive and client.exclusive is not None:
         left: list[ConfigFile] = []
         with suppress(ValueError):  # what cannot be edited is not said to be ours
-            left = _edited(client.exclusive(client.directory(personal=personal), personal), add=False)
+            left = _edited(client.exclusive(client.directory(personal=personal), personal), record, add=False)
         if any(file.text != file.before for file in left):
             back = f"`ringfence mcp uninstall {name}{' --global' if personal else ''} --exclusive` switches them on"
             click.echo(f"{client.title}: some of its own tools are switched off; {back}")
 
 
-def _edited(edits: Sequence[Edit], *, add: bool) -> list[ConfigFile]:
+def _edited(edits: Sequence[Edit], record: Record, *, add: bool) -> list[ConfigFile]:
     try:
         from ringfence_cli.config_files import ConfigFile
     except ModuleNotFoundError as error:
@@ -303,28 +299,9 @@ def _edited(edits: Sequence[Edit], *, add: bool) -> list[ConfigFile]:
             if file.before not in ("", edit.text):
                 raise ValueError(f"{edit.path} holds rules of somebody else, and stays as it is: move it first")
             file.text = edit.text if add else ""
-        elif edit.members:
-            (file.add if add else file.discard)(edit.key, edit.members)
-        elif add:
-            file.set(edit.key, _merged(file.get(edit.key), edit))
-        elif isinstance(edit.value, Mapping) or file.get(edit.key) == edit.value:
-            file.remove(edit.key)
+        else:
+            (record.install if add else record.uninstall)(file, edit)
     return list(files.values())
-
-
-def _merged(held: Any, edit: Edit) -> Any:
-    """The value of an edit, with what else somebody has put there, such as a time limit or a variable."""
-    if type(held) is not dict:
-        return edit.value
-    if not isinstance(edit.value, dict):
-        raise ValueError(f"{edit.path}: {'.'.join(edit.key)} holds rules, and stays as it is: change it by hand")
-    entry = cast("dict[str, Any]", held)
-    value = cast("dict[str, Any]", edit.value)
-    if "command" not in entry:  # a server over HTTP: clients refuse an entry that is both
-        return value
-    return entry | {
-        key: entry[key] | new if type(new) is type(entry.get(key)) is dict else new for key, new in value.items()
-    }
 
 
 def _run(client: Client, command: Sequence[str], *, add: bool, dry_run: bool) -> None:
