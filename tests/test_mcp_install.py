@@ -213,6 +213,54 @@ def test_exclusive_is_refused_where_no_file_can_say_it(client: str, mcp: Callabl
     assert files_below(tmp_path) == {}
 
 
+def test_an_uninstall_of_what_has_no_exclusive_says_how_to_uninstall(mcp: Callable[..., str]) -> None:
+    assert "`ringfence mcp uninstall cursor`" in mcp("uninstall", "cursor", "--exclusive", exit_code=2)
+
+
+@pytest.mark.parametrize("options", [["--nonsense"], ["--http", "127.0.0.1:1"], ["/no/such/dir"]])
+@pytest.mark.parametrize("client", ["codex", "vscode"])
+def test_options_that_the_server_would_not_take_are_refused_before_anything_is_written(
+    client: str, options: list[str], mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    assert options[0] in mcp("install", client, "--", *options, exit_code=2)
+    assert files_below(tmp_path) == {}
+
+
+@pytest.mark.parametrize(("installed", "other"), [([], ["--global"]), (["--global"], [])])
+def test_an_uninstall_in_the_other_scope_names_where_the_entry_is(
+    installed: list[str], other: list[str], mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    mcp("install", "codex", *installed)
+    written = files_below(tmp_path)
+    said = mcp("uninstall", "codex", *other)
+    assert "--global" in said
+    assert str(next(iter(written))) in said
+    assert files_below(tmp_path) == written
+    assert "It is registered in" not in mcp("install", "codex", *installed)
+
+
+@pytest.mark.parametrize("client", PROJECT_FILES)
+def test_an_uninstall_leaves_no_directory(client: str, mcp: Callable[..., str], tmp_path: Path) -> None:
+    mcp("install", client)
+    mcp("uninstall", client)
+    assert list((tmp_path / "project").iterdir()) == []
+
+
+@pytest.mark.parametrize("permission", ['{"bash": {"git *": "allow"}}', '"ask"'])
+def test_rules_of_opencode_that_exclusive_would_replace_are_named_with_what_to_do(
+    permission: str, mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    file = tmp_path / "project/opencode.json"
+    file.write_text(given := f'{{"permission": {permission}}}')
+    assert "by hand" in mcp("install", "opencode", "--exclusive", exit_code=2)
+    assert file.read_text() == given
+
+
+def test_what_gemini_and_codex_do_elsewhere_is_said(mcp: Callable[..., str]) -> None:
+    assert "in all projects" in mcp("install", "gemini", "--exclusive")
+    assert "codex mcp list" in mcp("install", "codex")
+
+
 BROKEN = ["{", '["a list"]', '{"mcpServers": 3}', '{"mcpServers": {"a": {}}, "mcpServers": {}}', "[" * 9_999]
 
 

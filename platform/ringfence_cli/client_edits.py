@@ -87,7 +87,8 @@ def _merged(held: Any, edit: Edit) -> Any:
     if type(held) is not dict:
         return edit.value
     if not isinstance(edit.value, dict):
-        raise ValueError(f"{edit.path}: {'.'.join(edit.key)} holds rules, and stays as it is: change it by hand")
+        where = f"{edit.path}: {'.'.join(edit.key)}"
+        raise ValueError(f"{where} holds rules, and stays as it is: deny it by hand, or install without --exclusive")
     entry = cast("dict[str, Any]", held)
     value = cast("dict[str, Any]", edit.value)
     if "command" not in entry:  # a server over HTTP: clients refuse an entry that is both

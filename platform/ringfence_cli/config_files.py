@@ -69,7 +69,7 @@ class ConfigFile:
             return
         for depth in range(1, len(path)):
             if self.get(path[:depth]) is not None and type(self.get(path[:depth])) is not dict:
-                raise ValueError(f"{self.path}: {'.'.join(path[:depth])} holds no object")
+                raise ValueError(f"{self.path}: {'.'.join(path[:depth])} holds no object: make it one by hand first")
         if self._toml:
             self._set_toml(path, value)
         else:

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,7 +168,8 @@ CLIENTS: dict[str, Client] = {
         # Not required, a session could begin before the tools are there. Approved, since every call can be undone.
         lambda server: {**server.entry(), "required": True, "default_tools_approval_mode": "approve"},
         _codex_exclusive,
-        "start codex here; it reads the file of a project that you have told it to trust",
+        "start codex here; it reads the file of a project that you have told it to trust. "
+        "`codex mcp list` shows the server only then",
         also=_codex_also,
         home_variable="CODEX_HOME",
     ),
@@ -245,9 +246,12 @@ def change(
     client, server = CLIENTS[name], Server.here(options)
     installs = action == "install"
     if exclusive and client.exclusive is None:
+        without = client.next_step if installs else f"`ringfence mcp uninstall {name}` takes the server out"
         raise click.UsageError(
-            f"--exclusive: no file of {client.title} switches off its own tools. Without it: {client.next_step}"
+            f"--exclusive: no file of {client.title} switches off its own tools. Without it: {without}"
         )
+    if installs:
+        _check(options)
     by_command = personal and client.commands is not None
     edits = [] if by_command else [Edit(client.file(personal=personal), client.key, client.entry(server))]
     edits += client.also(client.directory(personal=personal), personal)
@@ -266,6 +270,10 @@ def change(
         if not by_command and not changed:
             state = "is registered already" if installs else "is not registered"
             click.echo(f"{client.title}: the server {state} in {files[0].path}, and nothing was changed")
+            other = _edited([Edit(client.file(personal=not personal), client.key, {})], Record.load(), add=False)[0]
+            if not installs and other.text != other.before:
+                scope = "without --global, in this directory" if personal else "with --global"
+                click.echo(f"It is registered in {other.path}: uninstall it {scope}")
             return
         if not dry_run:
             if installs:  # first, so that no change is made without it
@@ -274,10 +282,13 @@ def change(
                 file.save()
             if not installs:
                 record.save()
+                _remove_empty(file.path.parent for file in changed)
     except (OSError, ValueError) as error:
         raise NotStartedError(str(error)) from error
     if installs and not dry_run:
         click.echo(f"{client.title}: {'start it anew' if personal else client.next_step}")
+        if exclusive and name == "gemini" and not personal:
+            click.echo("Its own tools are switched off in all projects: it reads policies from your home only")
     if not installs and not exclusive and client.exclusive is not None:
         left: list[ConfigFile] = []
         with suppress(ValueError):  # what cannot be edited is not said to be ours
@@ -285,6 +296,22 @@ def change(
         if any(file.text != file.before for file in left):
             back = f"`ringfence mcp uninstall {name}{' --global' if personal else ''} --exclusive` switches them on"
             click.echo(f"{client.title}: some of its own tools are switched off; {back}")
+
+
+def _check(options: Sequence[str]) -> None:
+    """Raise click.UsageError where `serve` would not take the options over stdio."""
+    from ringfence_cli.main import serve
+
+    with serve.make_context("ringfence serve", [*options]) as context:
+        if context.params["http"] is not None:
+            raise click.UsageError("--http: the client starts a server of its own, on standard input: leave --http out")
+
+
+def _remove_empty(directories: Iterable[Path]) -> None:
+    for directory in directories:
+        if directory.name.startswith(".") and directory not in (Path.cwd(), Path.home()):
+            with suppress(OSError):  # it is not empty
+                directory.rmdir()
 
 
 def _edited(edits: Sequence[Edit], record: Record, *, add: bool) -> list[ConfigFile]:
