@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,6 +117,6 @@ class LocalEngine:
         for worker in list(self._workers):
             self._drop(worker, _PATIENCE_SECONDS)
         reap(self._scratch)
-        with suppress(OSError):
-            self._scratch.rmdir()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        with suppress(OSError):  # another batch has its own there
             self._scratch.parent.rmdir()

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic, sleep
-from typing import Any, cast
+from typing import Any
 
 from ringfence.errors import RingfenceError, SandboxUnavailableError
 from ringfence.failures import describe_error
@@ -141,7 +141,7 @@ def _open(task: BatchTask, place: Path) -> RunWorkspace:
         container = Place(
             "podman",
             task.image,
-            cast("Any", task.network),
+            task.network,
             memory_bytes=limits.memory_bytes,
             cpus=limits.cpus,
             command_seconds=limits.command_seconds,

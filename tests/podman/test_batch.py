@@ -1,0 +1,53 @@
+"""Tasks of a batch whose commands run in containers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence_batch import Batch, BatchTask, TaskLimits
+from ringfence_sandbox.container.podman_connection import Connection
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "repo/a.txt").write_text("one\n")
+    return tmp_path / "repo"
+
+
+def task(repo: Path, task_id: str, command: str, **options: Any) -> BatchTask:
+    turns: list[Mapping[str, object]] = [
+        {"tool_calls": [{"name": "shell_execute", "arguments": {"command": command}}]},
+        {"text": "Done."},
+    ]
+    model = repo.parent / f"{task_id}.jsonl"
+    model.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    return BatchTask(task_id, str(repo), "Do it.", f"script:{model}", kind="podman", **options)
+
+
+@pytest.mark.usefixtures("limits_hold")
+def test_checks_and_deadlines_of_tasks_in_containers(repo: Path, tmp_path: Path, podman: Connection) -> None:
+    tasks = [
+        task(repo, "good", "echo two > b.txt", checks=("grep two b.txt",)),
+        task(repo, "bad", "echo two > b.txt", checks=("true", "grep three b.txt")),
+        task(repo, "ever", "trap '' TERM INT; sleep 1000", limits=TaskLimits(seconds=3)),
+        task(repo, "nowhere", "true", image="localhost/no-such-image:1"),
+    ]
+    batch = Batch(tasks, out=tmp_path / "out", retries=0)
+    batch.run(jobs=2)
+    found = {task_id: result and (result.outcome, result.cause) for task_id, result in batch.ledger.results()}
+    assert found["good"] == ("done", "")
+    assert found["bad"] == ("checks-failed", "grep three b.txt: exit code 1")
+    assert found["ever"] is not None
+    assert found["ever"][0] == "task-failed"
+    assert "deadline" in found["ever"][1]
+    assert found["nowhere"] is not None
+    assert found["nowhere"][0] == "infra-failed"
+    assert (batch.ledger.directory("bad") / "attempts/1/check-2.log").read_text().startswith("$ grep three b.txt")
+    labels = [container.labels for container in podman.client.containers.list(all=True)]
+    assert not [label for label in labels if "ringfence-batch-" in str(label)]
