@@ -173,6 +173,16 @@ def test_a_body_without_end_is_not_read_for_ever(served: HttpServer, known: bool
     assert not served.call("ls", served.session())["isError"]
 
 
+@limited(request_seconds=0.3)
+def test_a_body_that_does_not_come_is_not_waited_for(served: HttpServer) -> None:
+    head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+    kind = "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as connection:
+        connection.sendall(f"{head}{kind}Content-Length: 1000\r\n\r\n{{".encode())
+        assert ended(connection)
+    assert not served.call("ls", served.session())["isError"]
+
+
 @limited(max_sessions=3)
 def test_there_is_room_for_so_many_sessions_and_those_that_are_go_on(served: HttpServer) -> None:
     sessions = [served.session() for _ in range(3)]

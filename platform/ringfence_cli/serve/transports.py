@@ -301,7 +301,10 @@ def _connection_type(max_connections: int, request_seconds: float) -> type[H11Pr
         def _close_if_idle(self) -> None:
             if self.transport.is_closing():
                 return
-            if self.cycle is self._last_cycle and (self._last_cycle is None or self.cycle.response_complete):
+            # A request of which the body has not come, too: nothing else ends it.
+            if self.cycle is self._last_cycle and (
+                self._last_cycle is None or self.cycle.response_complete or self.cycle.more_body
+            ):
                 self.transport.abort()
                 return
             self._last_cycle = self.cycle
