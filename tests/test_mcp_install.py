@@ -256,6 +256,19 @@ def test_rules_of_opencode_that_exclusive_would_replace_are_named_with_what_to_d
     assert file.read_text() == given
 
 
+@pytest.mark.parametrize("client", ["claude", "opencode", "codex"])
+def test_a_second_install_writes_the_state_directory_that_is_in_force(
+    client: str, mcp: Callable[..., str], tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mcp("install", client)
+    file = tmp_path / "project" / PROJECT_FILES[client][0]
+    assert str(state) in file.read_text()
+    monkeypatch.delenv("RINGFENCE_STATE_DIR")
+    said = mcp("install", client)
+    assert f"{state}" in "".join(line for line in said.splitlines() if line.startswith("-"))
+    assert str(state) not in file.read_text()
+
+
 def test_what_gemini_and_codex_do_elsewhere_is_said(mcp: Callable[..., str]) -> None:
     assert "in all projects" in mcp("install", "gemini", "--exclusive")
     assert "codex mcp list" in mcp("install", "codex")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ringfence_cli.config_files import ConfigFile, KeyPath
 
 NAME = "ringfence"
+STATE_VARIABLES = ("RINGFENCE_STATE_DIR", "XDG_STATE_HOME")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,10 @@ def _merged(held: Any, edit: Edit) -> Any:
         where = f"{edit.path}: {'.'.join(edit.key)}"
         raise ValueError(f"{where} holds rules, and stays as it is: deny it by hand, or install without --exclusive")
     entry = cast("dict[str, Any]", held)
+    for name in ("env", "environment"):  # what is in force now is in the value
+        if type(entry.get(name)) is dict:
+            kept = {key: one for key, one in entry[name].items() if key not in STATE_VARIABLES}
+            entry = {key: one for key, one in entry.items() if key != name} | ({name: kept} if kept else {})
     value = cast("dict[str, Any]", edit.value)
     if "command" not in entry:  # a server over HTTP: clients refuse an entry that is both
         return value

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ringfence.extras import missing
-from ringfence_cli.client_edits import NAME, Edit, Record
+from ringfence_cli.client_edits import NAME, STATE_VARIABLES, Edit, Record
 from ringfence_cli.options import Interruptible, NotStartedError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 FOLDER = "${workspaceFolder}"
 """For editors, which start a server in a directory of their own."""
-STATE_VARIABLES = ("RINGFENCE_STATE_DIR", "XDG_STATE_HOME")
 GEMINI_RULES = """\
 # Written by `ringfence mcp install gemini --exclusive`. Gemini CLI obeys such rules in every project.
 [[rule]]
