@@ -197,6 +197,16 @@ def test_uninstalling_brings_back_what_was_there_before(
     assert parsed(file) == before
 
 
+def test_a_damaged_record_is_named_and_nothing_is_written(mcp: Callable[..., str], state: Path, tmp_path: Path) -> None:
+    mcp("install", "gemini")
+    settings = tmp_path / "project/.gemini/settings.json"
+    before = settings.read_bytes()
+    (state / "clients.json").write_text("{")
+    said = " ".join(mcp("uninstall", "gemini", exit_code=2).split())
+    assert f"{state / 'clients.json'} is damaged" in said
+    assert settings.read_bytes() == before
+
+
 def test_without_a_record_an_uninstall_leaves_what_may_be_the_user_s_and_says_so(
     mcp: Callable[..., str], tmp_path: Path, state: Path
 ) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ringfence_cli.options import NotStartedError
+
 if TYPE_CHECKING:
     from ringfence_cli.config_files import ConfigFile, KeyPath
 
@@ -37,10 +39,15 @@ class Record:
 
     @staticmethod
     def load() -> Record:
+        """Raises NotStartedError if the record cannot be read."""
         from ringfence_sandbox import store_directory
 
         path = store_directory(Path.cwd()).parent.parent / "clients.json"
-        return Record(path, json.loads(path.read_text()) if path.exists() else {})
+        try:
+            return Record(path, json.loads(path.read_text()) if path.exists() else {})
+        except ValueError:
+            message = f"{path} is damaged. It has what was in the clients' settings before: mend it, or delete it"
+            raise NotStartedError(message) from None
 
     def save(self) -> None:
         found = {path: entries for path, entries in self.found.items() if entries}
