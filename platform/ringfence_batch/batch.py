@@ -14,9 +14,12 @@ from time import monotonic
 from ringfence_batch.engine import AttemptEnded, Engine, Request
 from ringfence_batch.ledger import Ledger, Outcome, TaskResult
 from ringfence_batch.local import LocalEngine
+from ringfence_batch.summary import write_summary
 from ringfence_batch.task import BatchTask
 
 POLL_SECONDS = 0.5
+LOOK_SECONDS = 2.0
+"""How often a driver looks for running tasks that were cancelled."""
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 60.0
 MIN_FREE_BYTES = 1 << 30
@@ -39,6 +42,8 @@ class Progress:
     """The results that there were at the start of this driver."""
     paused: str = ""
     """Why no attempt is begun just now."""
+    stragglers: Sequence[str] = ()
+    """The running tasks that take much longer than the others did."""
 
     @property
     def ended(self) -> int:
@@ -102,6 +107,7 @@ class Batch:
                 return _Driver(self.ledger, engine, self._retries, task_deadline, show or (lambda progress: None)).run()
             finally:
                 engine.close()
+                write_summary(self.ledger)
 
 
 class _Driver:
@@ -119,7 +125,7 @@ class _Driver:
         self._failures = Counter[str]()
         """Failed attempts by task, of this driver."""
         self._lasted: deque[float] = deque(maxlen=1000)
-        self._backoff_until = 0.0
+        self._backoff_until = self._look_at = 0.0
         self._failed_in_a_row = 0
         ids = ledger.ids()
         self.progress = Progress(len(ids), running=self._running)
@@ -136,8 +142,19 @@ class _Driver:
             self._fill()
             for ended in self._engine.poll(POLL_SECONDS):
                 self._take(ended)
+            self._end_cancelled()
+            self.progress.stragglers = self._stragglers()
             self._show(self.progress)
         return self.progress
+
+    def _end_cancelled(self) -> None:
+        """End the attempts at tasks that another process has cancelled."""
+        if monotonic() < self._look_at:
+            return
+        self._look_at = monotonic() + LOOK_SECONDS
+        for task_id in list(self._running):
+            if (result := self._ledger.result(task_id)) is not None and result.outcome == "cancelled":
+                self._engine.cancel(task_id)
 
     def _fill(self) -> None:
         self.progress.paused = self._reason_to_wait()
@@ -188,8 +205,7 @@ class _Driver:
         if outcome != "done":
             self.progress.causes[f"{outcome}: {cause}"[:200]] += 1
 
-    def stragglers(self) -> Sequence[str]:
-        """The tasks whose attempts run much longer than the others did."""
+    def _stragglers(self) -> Sequence[str]:
         if len(self._lasted) < 5:
             return ()
         most, now = STRAGGLER * statistics.median(self._lasted), monotonic()

@@ -160,6 +160,17 @@ class Ledger:
                 raise LedgerError(f"another process runs the batch in {self.out}: wait until it has ended") from None
             yield
 
+    def is_driven(self) -> bool:
+        """Whether a process runs the batch just now."""
+        try:
+            with (self.out / "driver.lock").open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
     def ids(self) -> Sequence[str]:
         """The ids of all tasks, sorted."""
         return sorted(entry.name for entry in os.scandir(self._tasks) if os.path.exists(f"{entry.path}/task.json"))

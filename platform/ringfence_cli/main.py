@@ -60,6 +60,10 @@ HISTORY = {
 }
 LAZY = {
     **{name: ("ringfence_cli.history", sentence) for name, sentence in HISTORY.items()},
+    "batch": (
+        "ringfence_cli.batch",
+        "Many tasks, each on a copy of its workspace: run them, and see how far they are.",
+    ),
     "mcp": ("ringfence_cli.mcp", "Register the server with an agent that you have."),
     "policies": ("ringfence_cli.policies", "Rules about what an agent's calls may change."),
     "stores": (

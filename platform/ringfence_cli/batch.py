@@ -1,0 +1,258 @@
+"""``ringfence batch``: many tasks from files, on this machine or on a Ray cluster."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import click
+
+from ringfence_cli.options import AS_JSON, INTERRUPTED, Interruptible, Invocation, NotStartedError, seconds
+
+if TYPE_CHECKING:
+    from ringfence_batch import Batch, Ledger
+    from ringfence_batch.engine import Engine
+    from ringfence_batch.summary import Summary
+
+CommandT = TypeVar("CommandT", bound=Callable[..., object])
+EngineName = Literal["local", "ray"]
+MAX_LISTED = 20
+OUT = click.argument("out", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="OUT")
+IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
+_RUNNING = (
+    click.option(
+        "--jobs", type=click.IntRange(min=1), metavar="N", help="Run N tasks at once.  [default: one a processor]"
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(["local", "ray"]),
+        default="local",
+        show_default=True,
+        help="Run them in processes of this machine, or on the Ray cluster that RAY_ADDRESS names.",
+    ),
+    click.option(
+        "--retries",
+        type=click.IntRange(min=0),
+        default=2,
+        show_default=True,
+        metavar="N",
+        help="Try a task again after a failure of the infrastructure.",
+    ),
+    click.option(
+        "--task-deadline",
+        callback=seconds,
+        metavar="TIME",
+        help="The most that a task may take from when its workspace is ready, whatever its own limit: 90s, 15m, 2h.",
+    ),
+    click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors."),
+    click.option("--json", "as_json", is_flag=True, expose_value=False, help="Print what OUT/summary.json has."),
+)
+
+
+def _running(command: CommandT) -> CommandT:
+    for option in reversed(_RUNNING):
+        command = option(command)
+    return command
+
+
+@click.group(cls=Interruptible)
+def batch() -> None:
+    """Many tasks, each on a copy of its workspace: run them, and see how far they are."""
+
+
+@batch.command()
+@click.argument("tasks", type=click.Path(exists=True, path_type=Path), metavar="TASKS")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    metavar="OUT",
+    help="The directory of the results. One that has some of these tasks goes on.",
+)
+@_running
+@click.pass_obj
+def run(invocation: Invocation, tasks: Path, out: Path, **given: Any) -> int:
+    """Run the tasks of a file, or of all files in a directory, that have no result in OUT yet.
+
+    TASKS is JSON Lines (*.jsonl), or a task each in *.toml and *.json. OUT/index.html is for people. Exit codes: 0 all
+    done, 1 some task or check failed, 2 nothing was begun (usage, wrong tasks, an OUT of others), 3 a model's provider
+    failed, 4 other infrastructure failed, 130 interrupted: the rest can be resumed.
+    """
+
+    def begin() -> Batch:
+        from ringfence_batch import Batch, read_tasks
+
+        return Batch(read_tasks(tasks), out=out, retries=given["retries"])
+
+    return _drive(invocation, begin, out, given)
+
+
+@batch.command()
+@OUT
+@_running
+@click.pass_obj
+def resume(invocation: Invocation, out: Path, **given: Any) -> int:
+    """Run the tasks of OUT that have no result. Those with a result do not run again.
+
+    Exit codes are those of `ringfence batch run`.
+    """
+
+    def begin() -> Batch:
+        from ringfence_batch import Batch
+
+        return Batch.open(out, retries=given["retries"])
+
+    return _drive(invocation, begin, out, given)
+
+
+@batch.command()
+@OUT
+@AS_JSON
+@click.pass_obj
+def status(invocation: Invocation, out: Path) -> int:
+    """Tell how far the batch in OUT is. It may run meanwhile, or not."""
+    from ringfence_batch.summary import summarize
+
+    ledger = _open(out)
+    summary, is_running = summarize(ledger), ledger.is_driven()
+    if invocation.wants_json:
+        invocation.put_json(summary.to_json() | {"is_running": is_running})
+        return 0
+    from ringfence_cli.outputs import put
+    from ringfence_tools.printable import printable
+
+    lines = [*_lines(summary), "it runs" if is_running else "nothing runs it"]
+    if summary.without_result and not is_running:
+        lines[-1] += f": `ringfence batch resume {shlex.quote(str(out))}` goes on"
+    put("".join(f"{printable(line)}\n" for line in lines).encode())
+    return 0
+
+
+@batch.command()
+@OUT
+@IDS
+@click.option(
+    "--outcome",
+    "outcomes",
+    type=click.Choice(["done", "checks-failed", "task-failed", "infra-failed", "cancelled"]),
+    multiple=True,
+    help="Those with this outcome; may be given several times.",
+)
+@AS_JSON
+@click.pass_obj
+def requeue(invocation: Invocation, out: Path, ids: tuple[str, ...], outcomes: tuple[str, ...]) -> int:
+    """Have tasks with a result run again, when the batch is resumed. Their earlier results are kept in OUT.
+
+    Without ID, all tasks with the --outcome.
+    """
+    if not ids and not outcomes:
+        raise click.UsageError("name tasks, or give --outcome for all with that one")
+    ledger, chosen = _open(out), list[str]()
+    for task_id in _known(ledger, ids):
+        result = ledger.result(task_id)
+        if result is not None and (not outcomes or result.outcome in outcomes) and ledger.requeue(task_id):
+            chosen.append(task_id)
+    _tell(invocation, "requeued", chosen, f": `ringfence batch resume {shlex.quote(str(out))}` runs them")
+    return 0
+
+
+@batch.command()
+@OUT
+@IDS
+@AS_JSON
+@click.pass_obj
+def cancel(invocation: Invocation, out: Path, ids: tuple[str, ...]) -> int:
+    """Give tasks that have no result that of a cancelled one. What runs of them is ended.
+
+    Without ID, all tasks that have no result.
+    """
+    ledger = _open(out)
+    _tell(invocation, "cancelled", [task_id for task_id in _known(ledger, ids) if ledger.cancel(task_id)])
+    return 0
+
+
+def _tell(invocation: Invocation, what: str, chosen: Sequence[str], then: str = "") -> None:
+    from ringfence_cli.outputs import ErrorStream
+    from ringfence_tools.printable import plural
+
+    if invocation.wants_json:
+        invocation.put_json({what: chosen})
+    ErrorStream().say(f"{what} {plural(len(chosen), 'task')}{then if chosen else ''}")
+
+
+def _open(out: Path) -> Ledger:
+    from ringfence_batch import Ledger, LedgerError
+
+    try:
+        return Ledger(out)
+    except LedgerError as error:
+        raise NotStartedError(str(error)) from None
+
+
+def _known(ledger: Ledger, ids: Sequence[str]) -> Sequence[str]:
+    """Return the ids, or those of all tasks. Raises NotStartedError for ids of no task, and names all of them."""
+    known = ledger.ids()
+    if unknown := sorted({*ids} - {*known}):
+        raise NotStartedError(f"{ledger.out} has no task {', '.join(unknown)}: nothing was done")
+    return list(dict.fromkeys(ids)) or known
+
+
+def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given: dict[str, Any]) -> int:
+    """Run a batch until its tasks have results, and tell of them. Return the exit code."""
+    from ringfence_batch import LedgerError, TaskFileError
+    from ringfence_batch.summary import summarize
+    from ringfence_cli.batch_view import shown
+    from ringfence_cli.outputs import ErrorStream
+
+    errors = ErrorStream()
+    try:
+        make_engine = _engine_class(given["engine"])
+        opened, is_interrupted = begin(), False
+        engine = make_engine(out, given["jobs"]) if make_engine is not None else None
+        with shown(None if given["quiet"] else errors) as show:
+            try:
+                opened.run(engine=engine, jobs=given["jobs"], task_deadline=given["task_deadline"], show=show)
+            except KeyboardInterrupt:
+                is_interrupted = True
+    except (LedgerError, TaskFileError) as error:
+        raise NotStartedError(str(error)) from None
+    summary = summarize(opened.ledger)
+    if invocation.wants_json:
+        invocation.put_json(summary.to_json())
+    if not given["quiet"]:
+        for line in _lines(summary):
+            errors.say(line)
+    if is_interrupted:
+        errors.say(f"ringfence: interrupted: `ringfence batch resume {shlex.quote(str(out))}` goes on")
+        return INTERRUPTED
+    return summary.exit_code
+
+
+def _engine_class(name: EngineName) -> Callable[[Path, int | None], Engine] | None:
+    """Return the engine that is not the usual one. Raises click.UsageError if its package is not installed."""
+    if name == "local":
+        return None
+    try:
+        return import_module("ringfence_batch.ray").RayEngine
+    except ModuleNotFoundError:
+        from ringfence.extras import missing
+
+        raise click.UsageError(missing("ray", "ray")) from None
+
+
+def _lines(summary: Summary) -> Iterator[str]:
+    from ringfence_tools.printable import plural
+
+    yield f"{plural(len(summary.rows), 'task')} in {summary.out}"
+    counts = {**summary.outcomes, **({"without a result": summary.without_result} if summary.without_result else {})}
+    for outcome, count in counts.items():
+        yield f"{count:>9,}  {outcome}"
+    if summary.causes:
+        yield "why:"
+    for outcome, cause, count in summary.causes[:MAX_LISTED]:
+        yield f"{count:>9,}  {outcome}: {cause}"
+    if len(summary.causes) > MAX_LISTED:
+        yield f"           {plural(len(summary.causes) - MAX_LISTED, 'more cause')}: --json lists all"

@@ -1,0 +1,191 @@
+"""`ringfence batch`, as people and CI jobs use it: exit codes, what is on disk afterwards, interrupts, cancelling."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from captured_tree import capture_tree
+from command_line import ringfence, ringfence_text
+
+EDIT = {"name": "edit_file", "arguments": {"file_path": "a.txt", "old_string": "one", "new_string": "two"}}
+READ = {"name": "read_file", "arguments": {"file_path": "a.txt"}}
+NAP = """
+import time
+from ringfence import MarkdownSection, Tool, ToolResult
+def nap(params, *, context):
+    time.sleep({seconds})
+    return ToolResult.ok(None, "slept")
+tool = Tool[None, None](name="nap", description="Sleeps.", handler=nap, read_only=True)
+section = MarkdownSection(title="Nap", key="nap", template="", tools=[tool])
+"""
+
+
+class Place:
+    """A directory with a workspace, scripts and a file of tasks. ``out`` is for results."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.out = directory / "out"
+        self.tasks = directory / "tasks.jsonl"
+        (directory / "repo").mkdir()
+        (directory / "repo/a.txt").write_text("one\n")
+        self._script("good", {"tool_calls": [READ, EDIT]}, {"text": "Done."})
+        self._script("short", {"tool_calls": [READ]})
+        self._script("slow", {"tool_calls": [{"name": "nap", "arguments": {}}]}, {"text": "Done."})
+        (directory / "nap.py").write_text(NAP.format(seconds=60))
+
+    def _script(self, name: str, *turns: Mapping[str, object]) -> None:
+        (self.directory / f"{name}.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+
+    def task(self, task_id: str, model: str = "good", **more: Any) -> dict[str, Any]:
+        return {"id": task_id, "workspace": "repo", "task": "Mend it.", "model": f"script:{model}.jsonl", **more}
+
+    def slow(self, task_id: str) -> dict[str, Any]:
+        return self.task(task_id, "slow", sections=["nap.py:section"])
+
+    def write(self, *tasks: Mapping[str, Any] | str) -> None:
+        self.tasks.write_text("".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in tasks))
+
+    def run(self, *options: str) -> subprocess.CompletedProcess[str]:
+        return ringfence_text("batch", "run", self.tasks, "--out", self.out, "--jobs", "1", "--retries", "0", *options)
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        words = ["batch", "run", str(self.tasks), "--out", str(self.out), "--quiet", *options]
+        return subprocess.Popen([sys.executable, "-m", "ringfence_cli", *words])
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(ringfence("batch", "status", self.out, "--json").stdout)
+
+    def attempts(self) -> dict[str, int]:
+        return {task["id"]: task["attempts"] for task in self.status()["tasks"]}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_batch_that_is_done_exits_with_0_and_leaves_its_sources_alone(place: Place) -> None:
+    before = capture_tree(place.directory / "repo")
+    place.write(place.task("a"), place.task("b"))
+    done = place.run("--json")
+    assert done.returncode == 0
+    said = json.loads(done.stdout)
+    assert said == json.loads((place.out / "summary.json").read_text())
+    assert said["outcomes"] == {"done": 2}
+    assert "+two" in (place.out / said["tasks"][0]["directory"] / "patch.diff").read_text()
+    assert capture_tree(place.directory / "repo") == before
+
+
+def test_wrong_tasks_are_all_named_and_nothing_is_begun(place: Place) -> None:
+    tasks: list[dict[str, Any] | str] = [place.task(f"t{number}") for number in range(10_000)]
+    tasks[17], tasks[4_000], tasks[9_999] = "{", place.task("t1"), place.task("x", unknown=1)
+    place.write(*tasks)
+    done = place.run()
+    assert done.returncode == 2
+    for line in (18, 4_001, 10_000):
+        assert f"{place.tasks}:{line}: " in done.stderr
+    assert "3 tasks" in done.stderr
+    assert not place.out.exists()
+    assert json.loads(place.run("--json").stdout)["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("tasks", "code"),
+    [
+        ({"good": {}, "wrong": {"workspace": "nowhere"}}, 1),
+        ({"good": {}, "used-up": {"limits": {"turns": 1}}}, 1),
+        ({"good": {}, "provider": {"model": "script:short.jsonl"}}, 3),
+        ({"wrong": {"workspace": "nowhere"}, "provider": {"model": "script:short.jsonl"}}, 3),
+    ],
+)
+def test_exit_codes_tell_a_failed_task_from_failed_infrastructure(
+    place: Place, tasks: Mapping[str, Mapping[str, Any]], code: int
+) -> None:
+    place.write(*(place.task(task_id) | {**more} for task_id, more in tasks.items()))
+    done = place.run()
+    assert done.returncode == code
+    assert "why:" in done.stderr
+
+
+def test_a_directory_that_is_no_batch_or_one_of_other_tasks_is_refused(place: Place) -> None:
+    place.write(place.task("a"))
+    assert place.run().returncode == 0
+    place.write(place.task("a", task="Something else."))
+    done = place.run()
+    assert done.returncode == 2
+    assert "other tasks" in done.stderr
+    for words in (["status"], ["resume"], ["cancel"], ["requeue", "--outcome", "done"]):
+        refused = ringfence_text("batch", words[0], place.directory / "repo", *words[1:])
+        assert refused.returncode == 2
+        assert "is no batch" in refused.stderr
+    assert sorted(path.name for path in (place.directory / "repo").iterdir()) == ["a.txt"]
+
+
+def test_what_has_a_result_runs_again_only_when_it_is_queued_again(place: Place) -> None:
+    place.write(place.task("a"), place.task("b", "short"))
+    assert place.run().returncode == 3
+    assert place.run().returncode == 3
+    assert place.attempts() == {"a": 1, "b": 1}
+    place._script("short", {"text": "Done."})
+    assert ringfence("batch", "requeue", place.out).returncode == 2
+    unknown = ringfence_text("batch", "requeue", place.out, "a", "nobody")
+    assert (unknown.returncode, "nobody" in unknown.stderr) == (2, True)
+    assert place.status()["without_result"] == 0
+    queued = ringfence("batch", "requeue", place.out, "--outcome", "infra-failed", "--json")
+    assert json.loads(queued.stdout) == {"requeued": ["b"]}
+    assert (place.status()["without_result"], place.status()["is_running"]) == (1, False)
+    assert ringfence("batch", "resume", place.out, "--jobs", "1").returncode == 0
+    assert (place.out / "tasks/b/1/result.json").exists()  # the earlier result is kept
+    assert place.attempts() == {"a": 1, "b": 1}
+
+
+def test_a_cancelled_task_that_runs_is_ended_and_the_rest_goes_on(place: Place) -> None:
+    place.write(place.slow("slow"), place.task("z"))
+    with place.start("--jobs", "1") as driver:
+        wait_until((place.out / "tasks/slow/1/attempts/1/lease").exists)
+        assert place.status()["is_running"]
+        busy = place.run()
+        assert (busy.returncode, "another process" in busy.stderr) == (2, True)
+        assert json.loads(ringfence("batch", "cancel", place.out, "slow", "--json").stdout) == {"cancelled": ["slow"]}
+        assert driver.wait(30) == 1
+    assert place.status()["outcomes"] == {"done": 1, "cancelled": 1}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_batch_exits_with_130_and_goes_on_where_it_was(place: Place, number: signal.Signals) -> None:
+    place.write(place.task("a"), place.slow("slow"), place.task("z"))
+    with place.start("--jobs", "1") as driver:
+        wait_until((place.out / "tasks/a/1/result.json").exists)
+        wait_until((place.out / "tasks/slow/1/attempts/1").exists)
+        driver.send_signal(number)
+        assert driver.wait(30) == 130
+    assert place.status()["outcomes"] == {"done": 1}
+    assert json.loads((place.out / "summary.json").read_text())["without_result"] == 2
+    (place.directory / "nap.py").write_text(NAP.format(seconds=0))
+    assert ringfence("batch", "resume", place.out, "--jobs", "1").returncode == 0
+    assert place.attempts() == {"a": 1, "slow": 2, "z": 1}
+
+
+def test_an_engine_that_is_not_installed_is_named_before_anything_is_begun(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ringfence_batch.ray", None)
+    place.write(place.task("a"))
+    done = place.run("--engine", "ray")
+    assert (done.returncode, "'ray'" in done.stderr, place.out.exists()) == (2, True, False)
