@@ -14,7 +14,8 @@ from contextlib import closing, suppress
 import pytest
 
 from ringfence_sandbox.container.allowed_hosts import AllowedHosts, as_address, is_routable, normalise_host
-from ringfence_sandbox.container.proxy import MOST_CONNECTIONS, NetworkUse, Proxy
+from ringfence_sandbox.container.network_use import NetworkUse
+from ringfence_sandbox.container.proxy import MOST_CONNECTIONS, Proxy
 
 SECONDS = 20
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence_sandbox.container.proxy import NetworkUse
+    from ringfence_sandbox.container.network_use import NetworkUse
 
 KILLED = 137
 STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
@@ -385,7 +385,7 @@ class PodmanSandbox:
             out_of_memory=ended.killed_by_oom,
             leftovers=ended.leftovers,
             environment=left or request.environment,
-            network=used,
+            network=self.secrets.mask(used),
         )
 
     def _beginning(self, request: CommandRequest) -> tuple[str, str]:

@@ -351,9 +351,11 @@ def test_a_kill_of_this_process_leaves_no_connection(podman: Any, site: Site, tm
 
 def test_the_address_of_a_name_is_asked_for_on_the_host_each_time(make_sandbox: Any, site: Site) -> None:
     answers = iter([["127.0.0.1"], ["127.0.0.2"], ["169.254.169.254"], ["::ffff:10.0.0.1"], ["127.0.0.1"]])
-    sandbox = make_sandbox(
-        network=f"allow:one.test:{site.port},127.0.0.1:{site.port}", resolve=lambda *_: next(answers)
-    )
+
+    def answer(_name: str, _port: int) -> list[str]:
+        return next(answers)
+
+    sandbox = make_sandbox(network=f"allow:one.test:{site.port},127.0.0.1:{site.port}", resolve=answer)
     result = run(sandbox, f"for _ in range(5): print(get('http://one.test:{site.port}/')[:14])")
     assert result.stdout.splitlines() == ["b'xxxxx'", *["HTTP Error 403"] * 3, "b'xxxxx'"]
     assert "no address of one.test is public" in result.stderr

@@ -13,9 +13,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
-from ringfence.runtime.receipts import HostTraffic
 from ringfence_sandbox.container import client_hello
 from ringfence_sandbox.container.allowed_hosts import AllowedHosts, Resolve, as_address, normalise_host
 from ringfence_sandbox.container.http_request import (
@@ -26,64 +24,17 @@ from ringfence_sandbox.container.http_request import (
     chunk_length,
     parse_request,
 )
+from ringfence_sandbox.container.network_use import NetworkUse, Traffic, count_bypasses
 from ringfence_sandbox.disk.forks import FORKS
 
 MOST_CONNECTIONS = 128
 """At a time; further ones wait."""
 _MOST_HOSTS = 100
-_MOST_LINES = 10
 _OTHERS = "(others)"
-_CHUNK = 64 * 1024
+_CHUNK = 256 * 1024
 _HEAD_SECONDS = 15.0
 _CONNECT_SECONDS = 10.0
 _LINGER_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkUse:
-    """What the processes of one command did in a network of allowed hosts."""
-
-    hosts: tuple[HostTraffic, ...] = ()
-    bypasses: int = 0
-    """How often one of them wanted to send something without the proxy. It had no network."""
-
-    def refusals(self) -> list[str]:
-        """Return a line for each host that there was no connection to, and one for programs without the proxy."""
-        refused = [f"{host.reason} ({host.refused} x)" for host in self.hosts if host.refused]
-        lines = [f"network refused: {reason}" for reason in refused[:_MOST_LINES]]
-        if len(refused) > _MOST_LINES:
-            lines.append(f"network refused: and {len(refused) - _MOST_LINES} more hosts")
-        if self.bypasses:
-            lines.append(
-                "network: a program did not use the proxy of HTTP_PROXY and HTTPS_PROXY; there is no other way out"
-            )
-        return lines
-
-
-def count_bypasses(pid: int) -> int:
-    """Return how often there was no route in the network namespace of a process; 0 where that is not known."""
-    count = 0
-    with suppress(OSError, ValueError):
-        with open(f"/proc/{pid}/net/snmp", encoding="ascii") as file:
-            names, values = (line.split() for line in file if line.startswith("Ip:"))
-        count += int(values[names.index("OutNoRoutes")])
-        with open(f"/proc/{pid}/net/snmp6", encoding="ascii") as file:
-            count += sum(int(line.split()[1]) for line in file if line.startswith("Ip6OutNoRoutes"))
-    return count
-
-
-@dataclass(slots=True)
-class _Traffic:
-    host: str
-    port: int
-    connections: int = 0
-    sent: int = 0
-    received: int = 0
-    refused: int = 0
-    reason: str = ""
-
-    def record(self) -> HostTraffic:
-        return HostTraffic(self.host, self.port, self.connections, self.sent, self.received, self.refused, self.reason)
 
 
 class _RefusedError(Exception):
@@ -104,7 +55,7 @@ class Proxy:
         self._resolve = resolve
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._traffic: dict[tuple[str, int], _Traffic] = {}
+        self._traffic: dict[tuple[str, int], Traffic] = {}
         self._sockets: set[socket.socket] = set()
         listener.setblocking(False)
         with FORKS:
@@ -112,6 +63,7 @@ class Proxy:
 
     def start(self) -> None:
         """Begin to accept connections."""
+        self.stop()  # where Ctrl-C came in the place of the last one
         self._traffic = {}
         self._bypasses = count_bypasses(self._pid)
         self._loop = asyncio.new_event_loop()
@@ -158,6 +110,7 @@ class Proxy:
 
     def _keep(self, one: socket.socket) -> socket.socket:
         one.setblocking(False)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sockets.add(one)
         return one
 
@@ -165,11 +118,11 @@ class Proxy:
         self._sockets.discard(one)
         one.close()
 
-    def _traffic_of(self, host: str, port: int) -> _Traffic:
+    def _traffic_of(self, host: str, port: int) -> Traffic:
         key = host, port
         if key not in self._traffic and len(self._traffic) >= _MOST_HOSTS:
             key = _OTHERS, 0
-        return self._traffic.setdefault(key, _Traffic(*key))
+        return self._traffic.setdefault(key, Traffic(*key))
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -196,7 +149,7 @@ class Proxy:
         """Answer one request. The next one needs a connection of its own, so that none goes unchecked."""
         incoming = _Incoming(client)
         host: socket.socket | None = None
-        traffic: _Traffic | None = None
+        traffic: Traffic | None = None
         try:
             request = await self._read_request(incoming)
             traffic = self._traffic_of(request.host, request.port)
@@ -219,7 +172,7 @@ class Proxy:
             if host is not None:
                 self._close(host)
 
-    def _note(self, traffic: _Traffic | None, reason: str) -> None:
+    def _note(self, traffic: Traffic | None, reason: str) -> None:
         traffic = traffic or self._traffic_of("", 0)
         traffic.refused += 1
         traffic.reason = reason
@@ -284,7 +237,7 @@ class Proxy:
             raise result
         return result
 
-    async def _tunnel(self, incoming: _Incoming, host: socket.socket, request: HttpRequest, traffic: _Traffic) -> None:
+    async def _tunnel(self, incoming: _Incoming, host: socket.socket, request: HttpRequest, traffic: Traffic) -> None:
         send = asyncio.get_running_loop().sock_sendall
         await send(incoming.source, b"HTTP/1.1 200 Connection established\r\n\r\n")
         try:
@@ -312,7 +265,7 @@ class Proxy:
             both.create_task(upload())
             both.create_task(_download(host, incoming.source, traffic))
 
-    async def _forward(self, incoming: _Incoming, host: socket.socket, request: HttpRequest, traffic: _Traffic) -> None:
+    async def _forward(self, incoming: _Incoming, host: socket.socket, request: HttpRequest, traffic: Traffic) -> None:
         async def send(data: bytes) -> None:
             await asyncio.get_running_loop().sock_sendall(host, data)
             traffic.sent += len(data)
@@ -397,7 +350,7 @@ async def _read_hello(incoming: _Incoming) -> tuple[bytes, str]:
     return bytes(records), client_hello.server_name(bytes(message))
 
 
-async def _download(host: socket.socket, client: socket.socket, traffic: _Traffic) -> None:
+async def _download(host: socket.socket, client: socket.socket, traffic: Traffic) -> None:
     loop = asyncio.get_running_loop()
     while data := await loop.sock_recv(host, _CHUNK):
         traffic.received += len(data)
