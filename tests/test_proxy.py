@@ -6,6 +6,8 @@ import os
 import socket
 import socketserver
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -208,6 +210,14 @@ def test_a_second_request_of_a_connection_goes_nowhere(server: Server, proxied: 
     answer = proxied.ask(first, second) if apart else proxied.ask(first + second)
     assert answer.count(b"HTTP/1.1 200") == 1
     assert b"two.test" not in b"".join(server.received)
+
+
+def test_an_answer_comes_whole_to_a_client_that_has_sent_more(server: Server, proxied: Proxied) -> None:
+    server.answer = b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (8 << 20)
+    with closing(proxied.connect()) as connection:
+        connection.sendall(get(f"http://one.test:{server.port}/") * 2)
+        time.sleep(0.3)
+        assert len(everything(connection)) == len(server.answer)
 
 
 BODIES = {
@@ -569,14 +579,51 @@ def test_a_resolver_that_takes_long_does_not_delay_the_end(server: Server) -> No
     proxy.close()
 
 
-def test_connections_between_two_commands_are_closed(server: Server, proxied: Proxied) -> None:
-    proxied.proxy.stop()
-    with closing(proxied.connect()) as early:
-        early.sendall(get(f"http://one.test:{server.port}/"))
-        proxied.proxy.start()
+def test_a_connection_that_waits_ends_with_the_command(server: Server, proxied: Proxied) -> None:
+    silent = [proxied.connect() for _ in range(MOST_CONNECTIONS)]
+    with closing(proxied.connect()) as waiting:
+        waiting.sendall(get(f"http://one.test:{server.port}/"))
         proxied.proxy.stop()
-        assert b"200" not in everything(early) or len(server.received) == 1
-    assert proxied.proxy.stop() == NetworkUse()
+        proxied.proxy.start()
+        assert everything(waiting) == b""
+        assert server.received == []
+        assert proxied.ask(get(f"http://one.test:{server.port}/")).endswith(b"OK")
+    for connection in silent:
+        connection.close()
+
+
+# In a network of its own, where an address of the public internet is that of this machine.
+OWN_ADDRESS = """
+import os, socket, subprocess
+from ringfence_sandbox.container.allowed_hosts import AllowedHosts
+from ringfence_sandbox.container.proxy import Proxy
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+subprocess.run(["ip", "address", "add", "9.9.9.9/32", "dev", "lo"], check=True)
+service = socket.create_server(("0.0.0.0", 80))
+for rules in ("allow:one.test", "allow:one.test,9.9.9.9"):
+    listener = socket.create_server(("127.0.0.1", 0))
+    proxy = Proxy(listener, AllowedHosts.parse(rules), lambda _name, _port: ["9.9.9.9"], os.getpid())
+    proxy.start()
+    with socket.create_connection(listener.getsockname(), 20) as client:
+        client.sendall(b"GET http://one.test/ HTTP/1.1\\r\\n\\r\\n")
+        if "9" in rules:
+            service.accept()[0].close()  # of the first time
+            host = service.accept()[0]
+            print(host.recv(5))
+            host.close()
+        print(client.recv(100))
+    proxy.close()
+"""
+
+
+def test_a_public_address_of_this_machine_is_refused_unless_it_is_named() -> None:
+    alone = ["unshare", "--user", "--map-root-user", "--net"]
+    if subprocess.run([*alone, "ip", "link"], capture_output=True, check=False).returncode:
+        pytest.skip("no network of one's own can be made here")
+    ended = subprocess.run([*alone, sys.executable, "-c", OWN_ADDRESS], capture_output=True, text=True, check=False)
+    refused, first, answer = ended.stdout.splitlines()
+    assert "9.9.9.9 is this machine" in refused, ended
+    assert (first, answer) == ("b'GET /'", "b''")
 
 
 def test_many_hosts_that_are_refused_are_counted(proxied: Proxied) -> None:

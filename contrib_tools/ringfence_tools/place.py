@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ringfence_sandbox import Network, SandboxLimits, allowed_hosts
+from ringfence_sandbox import Network, SandboxLimits
 
 WorkspaceKind: TypeAlias = Literal["memory", "disk", "podman"]
 
@@ -26,10 +26,6 @@ class Place:
     """The longest time limit of a command."""
     secrets: tuple[str, ...] = ()
     """``NAME`` or ``NAME=env:VAR`` of each variable that commands get. Values are not recorded."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a network that there is not."""
-        allowed_hosts(self.network or "none")
 
     @property
     def options(self) -> dict[str, str]:
