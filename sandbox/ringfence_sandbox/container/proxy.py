@@ -57,6 +57,8 @@ class Proxy:
         self._thread: threading.Thread | None = None
         self._traffic: dict[tuple[str, int], Traffic] = {}
         self._sockets: set[socket.socket] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._accepts = False
         listener.setblocking(False)
         with FORKS:
             _proxies.add(self)
@@ -99,13 +101,17 @@ class Proxy:
             one.close()
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.create_task(self._accept())
+        self._accepts = True
+        self._listen(loop)
         loop.run_forever()
-        tasks = asyncio.all_tasks(loop)
+        self._accepts = False
+        loop.remove_reader(self._listener)
+        tasks = [*self._serving]
         for task in tasks:
             task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        for one in [*self._sockets]:
+        if tasks:
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        for one in [*self._sockets]:  # of tasks that had not begun
             self._close(one)
 
     def _keep(self, one: socket.socket) -> socket.socket:
@@ -124,26 +130,27 @@ class Proxy:
             key = _OTHERS, 0
         return self._traffic.setdefault(key, Traffic(*key))
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        free = asyncio.Semaphore(MOST_CONNECTIONS)
-        tasks: set[asyncio.Task[None]] = set()
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._accepts:
+            loop.add_reader(self._listener, self._accept, loop)
 
-        def ended(task: asyncio.Task[None]) -> None:
-            tasks.discard(task)
-            free.release()
+    def _accept(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Not by `sock_accept`: a connection that it has accepted when it is cancelled is lost.
+        try:
+            client = self._keep(self._listener.accept()[0])
+        except OSError:  # this process may have too many files open
+            loop.remove_reader(self._listener)
+            loop.call_later(0.1, self._listen, loop)
+            return
+        task = loop.create_task(self._serve(client))
+        self._serving.add(task)
+        task.add_done_callback(self._served)
+        if len(self._serving) >= MOST_CONNECTIONS:
+            loop.remove_reader(self._listener)
 
-        while True:
-            await free.acquire()
-            try:
-                client, _ = await loop.sock_accept(self._listener)
-            except OSError:  # this process may have too many files open
-                free.release()
-                await asyncio.sleep(0.1)
-                continue
-            task = loop.create_task(self._serve(self._keep(client)))
-            tasks.add(task)
-            task.add_done_callback(ended)
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        self._listen(task.get_loop())
 
     async def _serve(self, client: socket.socket) -> None:
         """Answer one request. The next one needs a connection of its own, so that none goes unchecked."""
