@@ -14,7 +14,7 @@ from time import monotonic
 from ringfence_batch.engine import AttemptEnded, Engine, Request
 from ringfence_batch.ledger import Ledger, Outcome, TaskResult
 from ringfence_batch.local import LocalEngine
-from ringfence_batch.summary import write_summary
+from ringfence_batch.summary import Summary, write_summary
 from ringfence_batch.task import BatchTask
 
 POLL_SECONDS = 0.5
@@ -74,13 +74,14 @@ class Batch:
             OSError: the ledger cannot be written.
         """
         self.ledger = Ledger.create(Path(out), tasks)
+        self.summary: Summary | None = None
         self._retries = retries
 
     @classmethod
     def open(cls, out: str | os.PathLike[str], *, retries: int = 2) -> Batch:
         """Open a batch that was begun before. Raises LedgerError if there is none."""
         batch = cls.__new__(cls)
-        batch.ledger, batch._retries = Ledger(Path(out)), retries
+        batch.ledger, batch.summary, batch._retries = Ledger(Path(out)), None, retries
         return batch
 
     def run(
@@ -91,7 +92,7 @@ class Batch:
         task_deadline: float | None = None,
         show: Callable[[Progress], None] | None = None,
     ) -> Progress:
-        """Run what has no result. Return the counts of all results.
+        """Run what has no result. Return the counts of all results. Set `summary`, and write it into the directory.
 
         ``engine`` is by default one of this machine with ``jobs`` workers, by default one a processor.
         ``task_deadline`` is the most seconds that a run may take, whatever its task says. ``show`` is called about
@@ -107,7 +108,7 @@ class Batch:
                 return _Driver(self.ledger, engine, self._retries, task_deadline, show or (lambda progress: None)).run()
             finally:
                 engine.close()
-                write_summary(self.ledger)
+                self.summary = write_summary(self.ledger)
 
 
 class _Driver:

@@ -10,14 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from xml.etree import ElementTree
 
 from ringfence_batch.ledger import Ledger
-from ringfence_tools.printable import one_line
+from ringfence_tools.printable import one_line, plural
 
+T = TypeVar("T")
 OUTCOMES = ("done", "checks-failed", "task-failed", "infra-failed", "cancelled")
-MAX_CAUSE_CHARACTERS = 500
+NO_RESULT = "no result"
+FILES = {"report.html": "page", "patch.diff": "patch", "receipts.jsonl": "calls"}
+"""The files of an attempt that people look at, and what they are. Its ``*.log`` come after them."""
+MAX_CAUSE_CHARACTERS, MAX_TASK_CHARACTERS = 500, 160
+MAX_LISTED = 50
 PROVIDER_FAILED, INFRASTRUCTURE_FAILED = 3, 4
+_JUNIT = {"done": None, "checks-failed": "failure", "task-failed": "failure", "cancelled": "skipped"}
+_NOT_IN_XML: Mapping[int, str] = {0xFFFE: "?", 0xFFFF: "?"}
 _DIFFERS = re.compile(r"\b0x[0-9a-f]+\b|\b[0-9a-f]{8,}\b|\d+\.\d+|\d{4,}")
 """What makes two messages of one cause differ: addresses, hashes, durations, sizes."""
 
@@ -27,24 +35,24 @@ class TaskRow:
     """A task with what is known of it. ``outcome`` is None as long as it has no result."""
 
     id: str
+    task: str
     outcome: str | None
     cause: str
+    kind: str
+    """The cause without what differs from task to task."""
     attempts: int
     seconds: float
     tokens: int | None
     turns: int
     directory: str
     """The attempt that gave the result, from the directory of the batch; empty without one."""
+    files: Mapping[str, str]
+    """What an attempt has left in its directory, by what it is."""
     is_provider: bool = False
     """Whether the infrastructure that failed is the model's provider."""
 
-    @property
-    def kind(self) -> str:
-        """The cause without what differs from task to task."""
-        return _DIFFERS.sub("…", self.cause.replace(self.id, "ID"))
-
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "is_provider"}
+        return {name: value for name, value in asdict(self).items() if name not in ("kind", "is_provider")}
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,12 @@ class Summary:
         """Outcome, cause and number of what is not done, the most frequent first."""
         found = Counter((row.outcome, row.kind) for row in self.rows if row.outcome not in (None, "done"))
         return [(outcome or "", cause, count) for (outcome, cause), count in found.most_common()]
+
+    @property
+    def counts(self) -> Sequence[tuple[str, int]]:
+        """The outcomes, and the tasks without a result as one more."""
+        missing = {NO_RESULT: self.without_result} if self.without_result else {}
+        return [*self.outcomes.items(), *missing.items()]
 
     @property
     def without_result(self) -> int:
@@ -101,30 +115,105 @@ def summarize(ledger: Ledger) -> Summary:
 
 
 def _row(ledger: Ledger, task_id: str) -> TaskRow:
+    text = one_line(ledger.task(task_id).task, MAX_TASK_CHARACTERS)
     result, attempts = ledger.result(task_id), ledger.attempts(task_id)
     if result is None:
-        return TaskRow(task_id, None, "", attempts, 0.0, None, 0, "")
+        return TaskRow(task_id, text, None, "", "", attempts, 0.0, None, 0, "", {})
+    cause = one_line(result.cause, MAX_CAUSE_CHARACTERS)
+    directory = ledger.directory(task_id) / "attempts" / str(result.attempt)
     return TaskRow(
         task_id,
+        text,
         result.outcome,
-        one_line(result.cause, MAX_CAUSE_CHARACTERS),
+        cause,
+        _kind(task_id, cause),
         attempts,
         result.seconds,
         result.tokens,
         result.turns,
-        str((ledger.directory(task_id) / "attempts" / str(result.attempt)).relative_to(ledger.out)),
+        str(directory.relative_to(ledger.out)),
+        _files(directory),
         result.details.get("outcome") == "provider_failed",
     )
 
 
+def _kind(task_id: str, cause: str) -> str:
+    if task_id in cause:
+        cause = re.sub(rf"(?<![\w.-]){re.escape(task_id)}(?![\w-])", "ID", cause)
+    return _DIFFERS.sub("…", cause)
+
+
+def _files(directory: Path) -> Mapping[str, str]:
+    try:
+        found = sorted(entry.name for entry in os.scandir(directory) if entry.stat().st_size)
+    except FileNotFoundError:  # the result is there, and somebody has made room
+        return {}
+    named = {label: name for name, label in FILES.items() if name in found}
+    return named | {name.removesuffix(".log"): name for name in found if name.endswith(".log")}
+
+
 def write_summary(ledger: Ledger) -> Summary:
-    """Write ``summary.json`` into the directory of a batch, and return what it says. Raises OSError."""
+    """Write ``summary.json``, ``summary.md``, ``junit.xml`` and ``index.html`` into the directory of a batch.
+
+    Return what they say. Raises OSError.
+    """
+    from ringfence_batch.page import render_page
+
     summary = summarize(ledger)
-    _save(ledger.out / "summary.json", json.dumps(summary.to_json()))
+    written = {
+        "summary.json": json.dumps(summary.to_json()),
+        "summary.md": render_markdown(summary),
+        "junit.xml": render_junit(summary),
+        "index.html": render_page(summary),
+    }
+    for name, text in written.items():
+        beside = ledger.out / f".{name}.part"  # the driver alone writes here
+        beside.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(beside, ledger.out / name)
     return summary
 
 
-def _save(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.part")  # the driver alone writes here
-    beside.write_text(text, encoding="utf-8", errors="backslashreplace")
-    os.replace(beside, path)
+def render_junit(summary: Summary) -> str:
+    """Return JUnit XML: a failed task is a failure, and what says nothing of a task is an error."""
+    suite = ElementTree.Element(
+        "testsuite", name=one_line(summary.out, 300), time=f"{sum(row.seconds for row in summary.rows):.3f}"
+    )
+    counts = Counter[str]()
+    for row in summary.rows:
+        case = ElementTree.SubElement(suite, "testcase", classname="batch", name=row.id, time=f"{row.seconds:.3f}")
+        if (kind := _JUNIT.get(row.outcome or "", "error")) is not None:
+            counts[kind] += 1
+            message = f"{row.outcome or 'no result'}: {row.cause}".translate(_NOT_IN_XML)
+            ElementTree.SubElement(case, kind, type=row.outcome or "no-result", message=message)
+    for name, kind in (("tests", ""), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(counts[kind] if kind else len(summary.rows)))
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def render_markdown(summary: Summary) -> str:
+    """Return a summary in Markdown that is short enough for the page of a CI job."""
+    total, done = len(summary.rows), summary.outcomes.get("done", 0)
+    lines = [f"## {done:,} of {plural(total, 'task')} done", "", "| outcome | tasks |", "|---|---:|"]
+    lines += [f"| {outcome} | {count:,} |" for outcome, count in summary.counts]
+    if summary.causes:
+        lines += ["", "| tasks | outcome | why |", "|---:|---|---|"]
+        lines += [f"| {count:,} | {outcome} | {_markdown(cause)} |" for outcome, cause, count in _first(summary.causes)]
+        lines += _left(summary.causes, "cause")
+        failed = [row for row in summary.rows if row.outcome != "done"]
+        lines += ["", "<details><summary>Not done</summary>", "", "| task | outcome | why |", "|---|---|---|"]
+        lines += [f"| `{row.id}` | {row.outcome or NO_RESULT} | {_markdown(row.cause)} |" for row in _first(failed)]
+        lines += [*_left(failed, "task"), "", "</details>"]
+    return "\n".join(lines) + "\n"
+
+
+def _first(found: Sequence[T]) -> Sequence[T]:
+    return found[:MAX_LISTED]
+
+
+def _left(found: Sequence[object], noun: str) -> list[str]:
+    return ["", f"and {plural(len(found) - MAX_LISTED, f'more {noun}')}"] if len(found) > MAX_LISTED else []
+
+
+def _markdown(text: str) -> str:
+    """Escape all that has a meaning in Markdown."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)

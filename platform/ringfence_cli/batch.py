@@ -219,7 +219,7 @@ def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given:
                 is_interrupted = True
     except (LedgerError, TaskFileError) as error:
         raise NotStartedError(str(error)) from None
-    summary = summarize(opened.ledger)
+    summary = opened.summary or summarize(opened.ledger)
     if invocation.wants_json:
         invocation.put_json(summary.to_json())
     if not given["quiet"]:
@@ -247,8 +247,7 @@ def _lines(summary: Summary) -> Iterator[str]:
     from ringfence_tools.printable import plural
 
     yield f"{plural(len(summary.rows), 'task')} in {summary.out}"
-    counts = {**summary.outcomes, **({"without a result": summary.without_result} if summary.without_result else {})}
-    for outcome, count in counts.items():
+    for outcome, count in summary.counts:
         yield f"{count:>9,}  {outcome}"
     if summary.causes:
         yield "why:"
