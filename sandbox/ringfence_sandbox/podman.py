@@ -11,13 +11,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from ringfence.errors import SandboxUnavailableError, TransactionError
 from ringfence.filesystem.paths import escape_path, normalise, os_error
 from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.runtime.limits import Cancellation
-from ringfence.runtime.secrets import MaskedStream, Secrets
+from ringfence.runtime.secrets import Secrets
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
 from ringfence_sandbox.container.allowed_hosts import Resolve, resolve_name
@@ -32,6 +32,7 @@ from ringfence_sandbox.container.isolation import WORKSPACE, Network, Property, 
 from ringfence_sandbox.container.pipes import Stream
 from ringfence_sandbox.container.podman_connection import Connection, connect, reading
 from ringfence_sandbox.container.shell_environment import ShellEnvironment
+from ringfence_sandbox.container.shown_output import ShownOutput
 from ringfence_sandbox.disk.hidden_tree import Inode
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.project.project_image import remembered_image
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from ringfence_sandbox.container.network_use import NetworkUse
 
 KILLED = 137
-STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
 _TAG = "shell_execute"
 
 
@@ -321,20 +321,13 @@ class PodmanSandbox:
         handover = Handover(request, directory, container.environment, self.secrets)
         output = self.filesystem.outputs.of_command(os.urandom(8).hex(), self.limits.output_bytes)
 
-        def show(stream: Literal["stdout", "stderr"], data: bytes) -> None:
-            output.take(stream, data)
-            if on_output is not None:
-                on_output(stream, data)
-
-        masked = {stream: MaskedStream(self.secrets) for stream in STREAMS} if self.secrets else {}
+        shown = ShownOutput(output, self.secrets, on_output)
 
         def take(stream: Stream, data: bytes) -> None:
             if stream == "report":
                 handover.take(data)
-            elif not masked:
-                show(stream, data)
-            elif shown := masked[stream].take(data):
-                show(stream, shown)
+            else:
+                shown.take(stream, data)
 
         assert self._held.watch is not None
         watch = self._held.watch
@@ -363,10 +356,7 @@ class PodmanSandbox:
             watch.stop()
             if proxy is not None:
                 used = proxy.stop()
-            for stream in STREAMS if masked else ():
-                if held := masked[stream].end():
-                    show(stream, held)
-            output.close()
+            shown.close()
         if watch.reason:
             failure = watch.reason
         left = request.environment if failure else handover.left()
