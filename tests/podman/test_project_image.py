@@ -318,6 +318,30 @@ def test_a_containerfile_can_be_named_and_has_no_network(project: Path, podman: 
 
 
 @pytest.mark.prove
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ADD {url} /made",
+        "ARG U={url}\nadd $U /made",
+        'ADD ["{escaped}", "/made"]',
+        "AD\\\nD \\\n# why\n{url} /made",
+        "# escape=`\nFROM {base}\nAD`\nD {url} /made",
+        "ONBUILD ADD --chown=1 {url} /made",
+    ],
+)
+def test_a_containerfile_fetches_nothing_from_the_network_of_the_host(
+    project: Path, index: Index, podman: Connection, line: str
+) -> None:
+    base, url = built_recipe(podman, recipe("python")), f"{index.url}/simple"
+    head = "" if line.startswith("# escape") else "FROM {base}\n"
+    text = (head + line + "\n").format(base=base, url=url, escaped=url.replace("/", r"\u002f"))
+    write(project, {"Containerfile": text})
+    with pytest.raises(SandboxUnavailableError, match="may fetch something"):
+        built(project, containerfile="Containerfile")
+    assert index.asked == []
+
+
+@pytest.mark.prove
 def test_a_wheel_with_paths_that_lead_out_changes_nothing_here(project: Path, index: Index, tmp_path: Path) -> None:
     name, content = wheel("tiny_dep", {f"../../../../../../..{tmp_path}/stolen": "x", "tiny_dep.py": "value = 1\n"})
     digest = index.add_python(name, content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +47,10 @@ _HOW_TO_LOCK = (
     "Make a lock and build again: `uv lock`, or `uv pip compile pyproject.toml --all-extras --generate-hashes -o "
     "requirements.txt`, or `npm install --package-lock-only`. Or name a Containerfile (--file) or an image (--image)"
 )
+
+_CONTINUED = re.compile(rb"[\\`][ \t]*\r?\n(?:[ \t]*#[^\n]*\n)*")
+# The engine fetches such a source itself, with the network of the host. A variable or an escape may hide an address.
+_FETCHES = re.compile(rb"^\s*(?:ONBUILD\s+)?ADD\s(?:.*(?:://|[$\\]|git@|github\.com))", re.IGNORECASE | re.MULTILINE)
 
 # Podman has been seen to take an option and not to do what it says.
 _ALONE = """
@@ -235,6 +240,12 @@ class _Build:
         content = read_project_file(self._root, file)
         if content is None:
             raise LockError(f"there is no {escape_path(file)} in {self._root}")
+        if fetching := _FETCHES.search(_CONTINUED.sub(b"", content)):
+            line = fetching[0].decode(errors="replace").strip()[:200]
+            raise LockError(
+                f"{escape_path(file)} is built without a network, and {escape_path(line)!r} may fetch something: "
+                "put the file into the project and COPY it, or build the image yourself and name it with --image"
+            )
         tag = f"localhost/ringfence-project-base:{hashlib.sha256(os.fsencode(self._root)).hexdigest()[:16]}"
         self._progress(f"building {escape_path(file)} without network")
         directory = self._root if context == "." else os.path.join(self._root, inside(context))
