@@ -13,6 +13,7 @@ import pytest
 from command_line import ringfence
 
 from ringfence.filesystem.ignored import IgnoredPaths
+from ringfence.testing import held_call
 from ringfence_sandbox import Repository, Workspace
 
 WORKSPACES = ("disk", "memory")
@@ -145,6 +146,21 @@ def test_a_run_cannot_hide_a_change_by_an_ignore_file_of_its_own(project: Path, 
     if workspace == "disk":
         assert b"evil" in ringfence("show", project, "2").stdout
         assert b"lib/evil.py" in ringfence("log", project).stdout
+
+
+@pytest.mark.parametrize("command", [("rm", "-f", ".git/index"), ("git", "rm", "-q", "--cached", "build/tracked.txt")])
+def test_a_command_cannot_hide_a_change_by_taking_a_tracked_file_out_of_the_index(
+    project: Path, command: tuple[str, ...]
+) -> None:
+    with Workspace.open(project, store=project.parent / "store") as workspace:
+        start = workspace.newest
+        with held_call(workspace.filesystem, opaque=True) as call:
+            subprocess.run(command, cwd=project, check=True)
+            (project / "build/tracked.txt").write_text("evil\n")
+            call.commit()
+        assert not workspace.ignored_at(start).has("build/tracked.txt")
+        assert "build/tracked.txt" in workspace.log(1, with_ignored=False)[0].paths
+        assert b"+evil" in workspace.show(1, with_ignored=False).patch
 
 
 @pytest.mark.parametrize("workspace", WORKSPACES)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 
 from ringfence.filesystem.ignored import IgnoredPaths
@@ -39,25 +39,39 @@ class Repository:
 
         common = self._git / (_content(self._git / "commondir") or b".").decode(errors="surrogateescape").strip()
         excluded = _content(common / "info" / "exclude") or b""
-        found = IgnoredPaths(read_any, tracks=self._tracks, excluded=excluded, base=self._base)
+        found = IgnoredPaths(read_any, tracks=self._tracked(read), excluded=excluded, base=self._base)
         return IgnoredPaths(read) if found.has_all else found
 
-    def _tracks(self, path: str) -> bool:
-        return self._index is None or path in self._index
+    def _tracked(self, read: Callable[[str], bytes | None]) -> Callable[[str], bool]:
+        """Whether git's index has a path, now or as the run found it: a command may have taken a path out of it."""
+        is_in_tree = self._git == self._top / GIT and not self._base
+
+        @cache
+        def indexes() -> Sequence[Collection[str] | None]:
+            found = read(f"{GIT}/index") if is_in_tree else None
+            return (self._index,) if found is None else (self._index, _indexed(found))
+
+        return lambda path: any(index is None or path in index for index in indexes())
 
     @cached_property
     def _index(self) -> Collection[str] | None:
         """The paths in the index. None if it cannot be read: then no path may be taken for ignored."""
-        from dulwich.index import read_index_dict
-
         assert self._git is not None, "without a repository nobody asks"
         content = _content(self._git / "index")
         if content is None:
             return () if not os.path.lexists(self._git / "index") else None
-        try:
-            return {os.fsdecode(path) for path in read_index_dict(io.BytesIO(content))}
-        except Exception:  # of a format that dulwich does not read
-            return None
+        return _indexed(content)
+
+
+@lru_cache(maxsize=2)
+def _indexed(content: bytes) -> Collection[str] | None:
+    """The paths in an index of these bytes. None if it cannot be read."""
+    from dulwich.index import read_index_dict
+
+    try:
+        return {os.fsdecode(path) for path in read_index_dict(io.BytesIO(content))}
+    except Exception:  # of a format that dulwich does not read
+        return None
 
 
 def _found(root: Path) -> tuple[Path, Path | None]:
