@@ -24,11 +24,18 @@ SHORTEST = 8
 _NAME = re.compile(r"\s*(?:export\s+)?([A-Za-z_][\w.-]*)\s*")
 _PLAIN = re.compile(
     "development|production|password|username|database|changeme|postgres(ql)?"
-    r"|(\w+://)?(localhost|127\.0\.0\.1|0\.0\.0\.0)(:\d+)?(/[^@?]*)?",
+    r"|\$\{\w+\}|(\w+://)?(localhost|127\.0\.0\.1|0\.0\.0\.0)(:\d+)?(/[^@?]*)?",
     re.IGNORECASE,
 )
 """Values that no secret has, or that everybody knows."""
 _SECRET_NAME = re.compile("key|token|secret|pass|pwd|cred|auth|private|salt|sign|dsn|hook|cookie", re.IGNORECASE)
+_SOUNDS_ALIKE = re.compile("author(?!i)|(de|as)sign|signal|tokenizer|keycloak|keyboard|compass|passenger", re.IGNORECASE)
+_NAME_OF_ANOTHER_THING = re.compile(
+    "(.*_)?(backend|dir|domain|endpoint|file|handler|hasher|header|model|name|path|provider|realm|tokenizer|type|ur[il])",
+    re.IGNORECASE,
+)
+"""A name of what a secret is for, or of where it is."""
+_FILE_NAME = re.compile(r"[\w./-]+\.(json|ya?ml|txt|pem|key|crt|p12)", re.ASCII)
 _PHRASE = re.compile("[A-Za-z]+([- ][A-Za-z]+){2,}")
 _PLAIN_CHARACTERS = re.compile(r"[\w./:, +-]*", re.ASCII)
 _WORD = re.compile("[A-Za-z]{1,15}|[A-Za-z]{0,6}[0-9]{1,4}[A-Za-z]{0,4}")
@@ -231,8 +238,11 @@ def _is_plain(name: str, value: str) -> bool:
     """Whether a setting is no secret, by its value, and unless its name is that of a secret."""
     if _PLAIN.fullmatch(value):
         return True
-    if _SECRET_NAME.search(name) or _PHRASE.fullmatch(value) or not _PLAIN_CHARACTERS.fullmatch(value):
+    if not _PLAIN_CHARACTERS.fullmatch(value):
         return False
+    if not _NAME_OF_ANOTHER_THING.fullmatch(name) and not _FILE_NAME.fullmatch(value):
+        if _PHRASE.fullmatch(value) or _SECRET_NAME.search(_SOUNDS_ALIKE.sub("", name)):
+            return False
     return all(_WORD.fullmatch(word) for word in re.findall("[A-Za-z0-9]+", value))
 
 
