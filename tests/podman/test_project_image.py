@@ -306,6 +306,30 @@ def test_a_devcontainer_is_honoured_as_far_as_it_goes(project: Path, podman: Con
 
 
 @pytest.mark.prove
+def test_an_image_has_nothing_that_is_hidden(project: Path, podman: Connection) -> None:
+    base = built_recipe(podman, recipe("python"))
+    command = "cp -a . /tried; ls -A | xargs > /seen"
+    write(
+        project,
+        {
+            ".env": "TOKEN=hidden-value\n",
+            ".env.example": "TOKEN=\n",
+            "deep/own.key": "-----BEGIN PRIVATE KEY-----\n",
+            "Containerfile": f"FROM {base}\nCOPY . /copied\n",
+            ".devcontainer.json": json.dumps(
+                {"build": {"dockerfile": "Containerfile"}, "postCreateCommand": command},
+            ),
+        },
+    )
+    (project / "linked").hardlink_to(project / ".env")
+    assert "note: not in the build, since hidden: .env, deep/own.key, linked" in built(project)
+    seen = in_project(project, "grep -rl hidden-value /copied /tried; find /copied /tried -name '*.key'; cat /seen")
+    assert ".env.example" in seen
+    assert ".env " not in seen
+    assert "/" not in seen
+
+
+@pytest.mark.prove
 def test_a_containerfile_can_be_named_and_has_no_network(project: Path, podman: Connection) -> None:
     base = built_recipe(podman, recipe("python"))
     write(project, {"Containerfile": f"FROM {base}\nRUN ls /sys/class/net > /made\n"})

@@ -29,7 +29,9 @@ _PLAIN = re.compile(
 )
 """Values that no secret has, or that everybody knows."""
 _SECRET_NAME = re.compile("key|token|secret|pass|pwd|cred|auth|private|salt|sign|dsn|hook|cookie", re.IGNORECASE)
-_SOUNDS_ALIKE = re.compile("author(?!i)|(de|as)sign|signal|tokenizer|keycloak|keyboard|compass|passenger", re.IGNORECASE)
+_SOUNDS_ALIKE = re.compile(
+    "author(?!i)|(de|as)sign|signal|tokenizer|keycloak|keyboard|compass|passenger", re.IGNORECASE
+)
 _NAME_OF_ANOTHER_THING = re.compile(
     "(.*_)?(backend|dir|domain|endpoint|file|handler|hasher|header|model|name|path|provider|realm|tokenizer|type|ur[il])",
     re.IGNORECASE,

@@ -57,17 +57,22 @@ class Context:
     def add_file(self, name: str, path: Path) -> None:
         self._tar.add(path, name, recursive=False, filter=_of_nobody)
 
-    def add_project(self, directory: str, name: str = "") -> None:
-        """A directory of the project, less git's data and what its .containerignore or .dockerignore names."""
-        patterns = [".git", *_ignored(directory)]
+    def add_project(self, directory: str, name: str = "", *, hidden: Callable[[str], bool]) -> Sequence[str]:
+        """Add a directory of the project, less git's data, what its .containerignore or .dockerignore names, and what
+        is ``hidden``. Return the paths of the last: an image that had them would show them to every command."""
+        patterns, left_out = [".git", *_ignored(directory)], list[str]()
 
         def taken(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
             path = os.path.relpath(info.name or ".", name or ".")
             if any(fnmatch.fnmatch(path, pattern) for pattern in patterns):
                 return None
+            if hidden(os.path.join(directory, path)):
+                left_out.append(path)
+                return None
             return _of_nobody(info) if info.isreg() or info.isdir() or info.issym() else None
 
         self._tar.add(directory, name or ".", filter=taken)
+        return left_out
 
     def finished(self) -> Any:
         self._tar.close()

@@ -17,12 +17,15 @@ from typing import Any
 from podman.errors import APIError
 
 from ringfence.errors import SandboxUnavailableError
+from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.container.image_build import CONTAINERFILE, Context, build_image
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, existing, existing_recipe, ticking
 from ringfence_sandbox.container.podman_connection import UNREADABLE, Connection, connect
-from ringfence_sandbox.disk.places import StateDirectoryError, state_directory
+from ringfence_sandbox.disk.hidden_tree import rule_of
+from ringfence_sandbox.disk.places import StateDirectoryError, state_directory, store_of
 from ringfence_sandbox.disk.state_files import replacing
+from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.project.artefacts import Artefact, Fetcher, LockError
 from ringfence_sandbox.project.devcontainer import PLACES, Devcontainer, devcontainer
 from ringfence_sandbox.project.npm_lock import NpmProject, npm_project
@@ -252,7 +255,7 @@ class _Build:
         if os.path.realpath(directory) != directory:
             raise LockError(f"{escape_path(context)} is a symbolic link, or below one")
         with Context() as packed:
-            packed.add_project(directory)
+            self._add_project(packed, directory)
             packed.add(CONTAINERFILE, content)
             try:
                 build_image(
@@ -320,13 +323,22 @@ class _Build:
         yield "ENV PATH=/node_modules/.bin:$PATH"
 
     def _post_create(self, command: str, context: Context) -> Iterator[str]:
-        context.add_project(self._root, "project")
+        self._add_project(context, self._root, "project")
         context.add("project/.ringfence-post-create", command + "\n")
         context.add("post-create/run.sh", _ALONE + _POST_CREATE)
         yield (
             "RUN --mount=type=bind,source=project,target=/workspace,rw "
             "--mount=type=bind,source=post-create,target=/run/ringfence-build sh /run/ringfence-build/run.sh"
         )
+
+    def _add_project(self, context: Context, directory: str, name: str = "") -> None:
+        rule = rule_of(store_of(self._root), None, writable=False) or HiddenFiles()
+        with HostFilesystem(self._root, read_only=True, hide=rule) as view:
+            left_out = context.add_project(
+                directory, name, hidden=lambda path: view.hides(os.path.relpath(path, self._root))
+            )
+        if left_out:
+            self._note(f"not in the build, since hidden: {', '.join(map(escape_path, left_out))}")
 
     def _remembered_id(self) -> str:
         """The id of the image that is remembered now. Empty: there is none."""
