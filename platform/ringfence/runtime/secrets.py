@@ -240,12 +240,12 @@ def _is_plain(name: str, value: str) -> bool:
     """Whether a setting is no secret, by its value, and unless its name is that of a secret."""
     if _PLAIN.fullmatch(value):
         return True
-    if not _PLAIN_CHARACTERS.fullmatch(value):
+    is_named_secret = _PHRASE.fullmatch(value) or _SECRET_NAME.search(_SOUNDS_ALIKE.sub("", name))
+    if is_named_secret and not _NAME_OF_ANOTHER_THING.fullmatch(name) and not _FILE_NAME.fullmatch(value):
         return False
-    if not _NAME_OF_ANOTHER_THING.fullmatch(name) and not _FILE_NAME.fullmatch(value):
-        if _PHRASE.fullmatch(value) or _SECRET_NAME.search(_SOUNDS_ALIKE.sub("", name)):
-            return False
-    return all(_WORD.fullmatch(word) for word in re.findall("[A-Za-z0-9]+", value))
+    return _PLAIN_CHARACTERS.fullmatch(value) is not None and all(
+        _WORD.fullmatch(word) for word in re.findall("[A-Za-z0-9]+", value)
+    )
 
 
 def _settings(content: bytes) -> dict[str, str]:
