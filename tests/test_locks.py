@@ -314,6 +314,7 @@ wheels = [{{ url = {url}, hash = {digest} }}]
         ({"source": {"git": "https://example.invalid/x"}}, "only files of an index or at a URL"),
         ({"url": "file:///tmp/tiny_dep-1.0-py3-none-any.whl"}, "only https is fetched"),
         ({"url": "http://127.0.0.2:1/tiny_dep-1.0-py3-none-any.whl"}, "only https is fetched"),
+        ({"url": "https://127.0.0.2:1/a b/tiny_dep-1.0-py3-none-any.whl"}, "cannot be fetched: .* control characters"),
         ({"url": "http://127.0.0.2:1/..%2F..%2Ftiny_dep-1.0-py3-none-any.whl"}, "neither a wheel"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import http.client
 import json
 import os
 import re
@@ -108,7 +109,7 @@ class Fetcher:
         for url in artefact.urls:
             try:
                 size = self._download(url, artefact, target)
-            except (OSError, ValueError, urllib.error.URLError) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 reasons.append(f"{public(url)}: {error}")
             else:
                 return size
@@ -154,7 +155,7 @@ class Fetcher:
             if error.code == 404:
                 return ()
             raise LockError(f"the index {public(url)} does not answer: {error}") from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, http.client.HTTPException) as error:
             raise LockError(f"the index {public(url)} does not answer: {error}") from error
 
     def _check_url(self, url: str) -> None:
