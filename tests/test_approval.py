@@ -31,6 +31,7 @@ from ringfence.prompt import (
 )
 from ringfence.runtime import Receipt, Session
 from ringfence.runtime.secrets import Secrets
+from ringfence_cli.approval import question_lines
 from ringfence_sandbox import HostFilesystem, Workspace
 
 Answer = Callable[[ApprovalRequest], Any]
@@ -237,6 +238,19 @@ def test_a_command_shows_its_exit_code_output_and_the_changes_that_it_made(tmp_p
     assert (request.exit_code, request.output) == (3, "ran\n\nsaid\n")
     assert b"-old\n+new\n" in request.diff
     assert [change.path for change in request.changes] == ["a", "d"]
+
+
+def test_what_has_no_bytes_to_show_is_named_in_the_question(tmp_path: Path) -> None:
+    subprocess.run(["mkfifo", tmp_path / "old"], check=True)
+    with on_disk(tmp_path) as files:
+        agent = Agent(files, lambda request: YES, ["commands"])
+        assert agent("shell", command="rm old; mkfifo new; echo text > a; truncate -s 300M big").success
+    [request] = agent.asked
+    lines = [text for text, _ in question_lines(request, most_diff=None, most_output=None)]
+    assert "  changes: 4 paths, +1 -0 lines" in lines
+    for what in ("old (deleted", "new (created", "big (created"):
+        assert any(line.startswith(f"  {what}; it cannot be shown") for line in lines)
+    assert not any("rename" in line for line in lines)
 
 
 def test_always_for_a_command_is_exactly_this_command(tmp_path: Path) -> None:

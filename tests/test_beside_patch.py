@@ -15,7 +15,7 @@ from ringfence_tools.printable import MAX_CHANGE_LINES, unpatchable_changes
 
 
 def version(kind: str, mode: int) -> FileVersion:
-    return FileVersion(kind, mode, 0)
+    return FileVersion(kind, mode, 0, "0" * 64 if kind == "file" else None)
 
 
 FILE, FOLDER = version("file", 0o644), version("directory", 0o755)
@@ -36,6 +36,10 @@ LINK = version("symlink", 0o777)
         ({"a": (FILE, version("file", 0o755)), "b": (FILE, FILE), "c": (FILE, LINK)}, []),
         ({"a": (FILE, FOLDER), "b": (FOLDER, FILE)}, ["a (directory made)"]),
         ({"a\n": (None, FOLDER)}, ["a\\x0a (directory made)"]),
+        (
+            {"p": (None, FileVersion("file", 0o644, 0))},
+            ["p (created; it cannot be shown, as its bytes are in no history)"],
+        ),
     ],
 )
 def test_what_a_patch_cannot_say_is_said(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from ringfence.failures import describe_error, with_limit
+from ringfence.filesystem.diff import has_unknown_bytes
 from ringfence.filesystem.paths import directories_above, display_path
 from ringfence.participants import Change, FileVersion
 from ringfence.runtime.events import RejectedToolParams
@@ -199,6 +200,8 @@ def _change_lines(change: Change, made: set[str], gone: set[str]) -> Iterator[st
         yield f"{display_path(path)} (directory made)"
     elif path in gone and gone.isdisjoint(directories_above(path)):
         yield f"{display_path(path)} (directory removed)"
+    elif has_unknown_bytes(change):
+        yield f"{display_path(path)} ({change.kind}; it cannot be shown, as its bytes are in no history)"
     elif before is not None and after is not None and _has_other_bits(before, after):
         yield f"{display_path(path)} (permissions {before.mode:o} -> {after.mode:o})"
 

@@ -43,8 +43,9 @@ def patch_of(changes: Sequence[Change], before: Callable[[str], bytes], after: C
     """Return the patch for a change set.
 
     ``before`` and ``after`` return the bytes of a file by its path. They are called only for files whose bytes differ.
-    The patch leaves out directories and all permissions except to execute. A deleted file and an equal new file become
-    a rename. Links become renames too. Deletions and renames come first: a directory can then take a file's place.
+    The patch leaves out directories, all permissions except to execute, and files whose bytes are not known: pipes, and
+    what is too large. A deleted file and an equal new file become a rename. Links become renames too. Deletions and
+    renames come first: a directory can then take a file's place.
     """
     first: list[bytes] = []
     written: list[bytes] = []
@@ -52,7 +53,11 @@ def patch_of(changes: Sequence[Change], before: Callable[[str], bytes], after: C
     gone = {source.path for source in sources.values()}
     for change in changes:
         path, old, new = change.path, _mode(change.before), _mode(change.after)
-        if path in gone or (old == new and _identity(change.before) == _identity(change.after)):
+        if (
+            path in gone
+            or has_unknown_bytes(change)
+            or (old == new and _identity(change.before) == _identity(change.after))
+        ):
             continue
         if (source := sources.get(path)) is not None:
             first.append(rename_patch(source.path, path, modes=(_mode(source.before), new)))
@@ -61,6 +66,13 @@ def patch_of(changes: Sequence[Change], before: Callable[[str], bytes], after: C
         now = None if new is None else FileState(_content(path, change.after, after), new)
         (first if now is None else written).append(unified_diff(path, was, now))
     return b"".join((*first, *written))
+
+
+def has_unknown_bytes(change: Change) -> bool:
+    """Whether it is of something that no history has the bytes of."""
+    return any(
+        one is not None and one.kind == "file" and one.content_hash is None for one in (change.before, change.after)
+    )
 
 
 def moved(changes: Sequence[Change]) -> dict[str, Change]:
@@ -91,7 +103,8 @@ def _identity(version: FileVersion | None) -> tuple[str, str] | None:
     """The key by which files or links are equal: kind and content. None for what cannot be renamed."""
     if version is None or version.kind == "directory":
         return None
-    return version.kind, (version.content_hash if version.kind == "file" else version.target) or ""
+    content = version.content_hash if version.kind == "file" else version.target or ""
+    return None if content is None else (version.kind, content)
 
 
 def _name(path: str) -> str:
