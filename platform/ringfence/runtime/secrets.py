@@ -33,13 +33,14 @@ _SOUNDS_ALIKE = re.compile(
     "author(?!i)|(de|as)sign|signal|tokenizer|keycloak|keyboard|compass|passenger", re.IGNORECASE
 )
 _NAME_OF_ANOTHER_THING = re.compile(
-    "(.*_)?(backend|dir|domain|endpoint|file|handler|hasher|header|model|name|path|provider|realm|tokenizer|type|ur[il])",
+    "(.*_)?(app|backend|bucket|cluster|dir|domain|endpoint|file|handler|hasher|header|host|model|name|path|project"
+    "|project_id|provider|queue|realm|service|title|tokenizer|topic|type|ur[il]|user)",
     re.IGNORECASE,
 )
 """A name of what a secret is for, or of where it is."""
 _FILE_NAME = re.compile(r"[\w./-]+\.(json|ya?ml|txt|pem|key|crt|p12)", re.ASCII)
 _PHRASE = re.compile("[A-Za-z]+([- ][A-Za-z]+){2,}")
-_PLAIN_CHARACTERS = re.compile(r"[\w./:, +-]*", re.ASCII)
+_PLAIN_CHARACTERS = re.compile(r"[\w./:, +-]*|[\w.+-]+@[\w-]+(\.[\w-]+)+", re.ASCII)
 _WORD = re.compile("[A-Za-z]{1,15}|[A-Za-z]{0,6}[0-9]{1,4}[A-Za-z]{0,4}")
 """A part of the name of a module, a path, a region, a date: a project is full of them."""
 _LINE_ENDS = b"\r\n"
