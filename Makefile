@@ -44,6 +44,7 @@ prove: podman
 bench: $(READY)
 	@$(PY) benchmarks/table.py
 	-@$(PY) benchmarks/sandbox.py
+	-@$(PY) benchmarks/network.py
 
 check: format lint imports types dead wheel
 

@@ -150,7 +150,8 @@ class CommandOutcome:
             connections, sent, received = (
                 sum(getattr(host, name) for host in self.network) for name in ("connections", "sent", "received")
             )
-            facts.append(f"network: {connections} connections, {sent:,} bytes sent, {received:,} received")
+            plural = "s" * (connections != 1)
+            facts.append(f"network: {connections} connection{plural}, {sent:,} bytes sent, {received:,} received")
         if self.leftovers:
             left = "a process" if self.leftovers == 1 else f"{self.leftovers} processes"
             facts.append(f"{left} that it left running had to be ended")

@@ -296,7 +296,7 @@ def test_a_receipt_has_the_hosts_and_what_was_exchanged(named: PodmanSandbox, si
         assert f"no network but one.test:{site.port}," in text
         result = ToolExecutor(prompt=prompt, session=session).call("evaluate_python", {"code": code})
     assert "two.test:80 is not allowed" in str(result.value)
-    assert "network: 1 connections" in result.message
+    assert "network: 1 connection, " in result.message
     (receipt,) = session[Receipt].all()
     hosts = json.loads(json.dumps(receipt.to_json()))["network"]
     assert [(one["host"], one["port"], one["connections"], one["refused"]) for one in hosts] == [

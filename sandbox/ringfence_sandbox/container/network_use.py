@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from ringfence.runtime.receipts import HostTraffic
 
@@ -23,7 +23,7 @@ class Traffic:
     reason: str = ""
 
     def record(self) -> HostTraffic:
-        return HostTraffic(self.host, self.port, self.connections, self.sent, self.received, self.refused, self.reason)
+        return HostTraffic(*astuple(self))
 
 
 @dataclass(frozen=True, slots=True)
