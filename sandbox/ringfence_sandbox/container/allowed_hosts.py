@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
+from ringfence_sandbox.container.isolation import PREFIX
+
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
 """From a name and a port to addresses. Raises OSError for a name that has none. It may block."""
 
-PREFIX = "allow:"
 USUAL_PORTS = frozenset({80, 443})
 _LONGEST_NAME = 253
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.ASCII)
