@@ -9,23 +9,18 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from batches import READ, TURNS, outcomes, scratch, script, sleepy, task, wait_until, workers_of
 from captured_tree import capture_tree
 from effort import SEED, amount
 
 from ringfence_batch import Batch, BatchTask, LedgerError, Progress, TaskLimits
-
-EDIT = {"name": "edit_file", "arguments": {"file_path": "a.txt", "old_string": "one", "new_string": "two"}}
-READ = {"name": "read_file", "arguments": {"file_path": "a.txt"}}
-TURNS: tuple[Mapping[str, object], ...] = ({"tool_calls": [READ, EDIT]}, {"text": "Done."})
 
 
 @pytest.fixture
@@ -34,26 +29,6 @@ def repo(tmp_path: Path) -> Path:
     (tmp_path / "repo/a.txt").write_text("one\n")
     (tmp_path / "repo/src/b.py").write_text("print(1)\n")
     return tmp_path / "repo"
-
-
-def script(repo: Path, name: str, *turns: Mapping[str, object]) -> str:
-    path = repo.parent / f"{name}.jsonl"
-    path.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
-    return f"script:{path}"
-
-
-def task(repo: Path, task_id: str, *turns: Mapping[str, object], **options: Any) -> BatchTask:
-    return BatchTask(task_id, str(repo), "Mend it.", script(repo, task_id, *(turns or TURNS)), **options)
-
-
-def outcomes(batch: Batch) -> dict[str, str | None]:
-    return {task_id: result and result.outcome for task_id, result in batch.ledger.results()}
-
-
-def scratch(batch: Batch) -> list[str]:
-    """Return what is left of the copies of workspaces."""
-    place = Path(tempfile.gettempdir(), f"ringfence-batch-{os.getuid()}")
-    return [str(path) for path in place.rglob("*")] if place.exists() else []
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
@@ -128,24 +103,6 @@ def test_what_has_a_result_never_runs_again(repo: Path, tmp_path: Path) -> None:
     assert outcomes(again) == {"a": "done"}
 
 
-SLEEP = """
-import time
-from ringfence import MarkdownSection, Tool, ToolResult
-def nap(params, *, context):
-    time.sleep({seconds})
-    return ToolResult.ok(None, "slept")
-tool = Tool[None, None](name="nap", description="Sleeps.", handler=nap, read_only=True)
-section = MarkdownSection(title="Nap", key="nap", template="", tools=[tool])
-"""
-NAP = {"name": "nap", "arguments": {}}
-
-
-def sleepy(repo: Path, task_id: str, seconds: float) -> BatchTask:
-    file = repo.parent / f"{task_id}.py"
-    file.write_text(SLEEP.format(seconds=seconds))
-    return task(repo, task_id, {"tool_calls": [NAP, READ, EDIT]}, {"text": "Done."}, sections=(f"{file}:section",))
-
-
 def test_a_task_that_never_ends_is_ended_after_its_deadline(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,31 +146,11 @@ def test_kills_at_random_leave_one_result_a_task_and_nothing_else(repo: Path, tm
     assert capture_tree(repo) == before
 
 
-def workers_of(out: Path) -> list[int]:
-    found = list[int]()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"ringfence_batch" in words and os.fsencode(out) in words:
-                found.append(int(name))
-    return found
-
-
 def kill_a_worker(driver: int, chance: random.Random) -> None:
     children = Path(f"/proc/{driver}/task/{driver}/children").read_text().split()
     if children:
         with suppress(ProcessLookupError):
             os.kill(int(chance.choice(children)), signal.SIGKILL)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_a_second_driver_is_refused(repo: Path, tmp_path: Path) -> None:
