@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence_batch.ledger import Attempt, Lease, Ledger, LedgerError, TaskResult
+from ringfence_batch.ledger import Attempt, Ledger, LedgerError, TaskResult
 from ringfence_batch.task import BatchTask
 
 
@@ -116,13 +116,3 @@ def test_a_creation_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(LedgerError):
         Ledger(ledger.out)
     assert Ledger.create(ledger.out, [task("a"), task("b")]).ids() == ["a", "b"]
-
-
-def test_a_lease_is_lost_when_it_does_not_change_for_its_time(ledger: Ledger) -> None:
-    attempt = claimed(ledger)
-    lease = Lease(attempt.directory, 10, now=100)
-    assert not lease.is_lost(100)
-    assert not lease.is_lost(109)
-    attempt.beat()
-    assert not lease.is_lost(111)
-    assert lease.is_lost(122)

@@ -12,12 +12,13 @@ class Request:
     """What a worker is asked for: an attempt at a task.
 
     ``is_last`` says that a failure of the infrastructure is to be the task's result. ``deadline`` is the most seconds
-    that the run may take.
+    that the run may take. ``source`` is a pack of the workspace, for a node that does not have the workspace itself.
     """
 
     id: str
     is_last: bool
     deadline: float | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

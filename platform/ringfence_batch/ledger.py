@@ -61,10 +61,6 @@ class Attempt:
     number: int
     directory: Path
 
-    def beat(self) -> None:
-        """Show that the attempt is still at work. See `Lease`."""
-        (self.directory / "lease").write_text(secrets.token_hex(8))
-
     def keep(self, result: TaskResult) -> None:
         """Write the result of an attempt that is to be followed by another one."""
         _write(self.directory / "result.json", serde.dump(result))
@@ -82,26 +78,6 @@ class Attempt:
             return False
         _sync(generation)
         return True
-
-
-class Lease:
-    """Tells whether the worker of an attempt is alive, by this process's own clock: clocks of nodes may differ."""
-
-    def __init__(self, attempt: Path, seconds: float, now: float) -> None:
-        self.attempt = attempt
-        self._seconds = seconds
-        self._seen: str | None = None
-        self._changed_at = now
-
-    def is_lost(self, now: float) -> bool:
-        """Whether the lease has not changed for its time. ``now`` is of a monotonic clock, in seconds."""
-        try:
-            seen = (self.attempt / "lease").read_text()
-        except OSError:
-            seen = ""
-        if seen != self._seen:
-            self._seen, self._changed_at = seen, now
-        return now - self._changed_at > self._seconds
 
 
 class Ledger:
@@ -208,9 +184,7 @@ class Ledger:
             except FileExistsError:
                 number += 1
                 continue
-            attempt = Attempt(self.task(task_id), number, directory)
-            attempt.beat()
-            return attempt
+            return Attempt(self.task(task_id), number, directory)
         return None
 
     def attempts(self, task_id: str) -> int:

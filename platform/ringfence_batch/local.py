@@ -17,10 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ringfence_batch.engine import AttemptEnded, Request
-from ringfence_batch.worker import reap
-
-_PATIENCE_SECONDS = 15.0
-"""How long a worker may take to take down its container before it is killed."""
+from ringfence_batch.worker import PATIENCE_SECONDS, reap
 
 
 def scratch_directory(out: Path) -> Path:
@@ -115,7 +112,7 @@ class LocalEngine:
         for worker in self._workers:
             worker.process.terminate()  # all at once, so that they end side by side
         for worker in list(self._workers):
-            self._drop(worker, _PATIENCE_SECONDS)
+            self._drop(worker, PATIENCE_SECONDS)
         reap(self._scratch)
         shutil.rmtree(self._scratch, ignore_errors=True)
         with suppress(OSError):  # another batch has its own there

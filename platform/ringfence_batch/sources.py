@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tarfile
 import tempfile
@@ -44,6 +45,31 @@ def copy_source(task: BatchTask, into: Path) -> None:
         zipfile.BadZipFile,
     ) as error:
         raise SourceError(f"the workspace {task.workspace} cannot be copied: {error}") from error
+
+
+def pack_source(task: BatchTask, into: Path) -> None:
+    """Pack the workspace of a task into a file, which is there whole or not at all. It has what `copy_source` copies.
+
+    Raises:
+        SourceError: there is no such source, or it is damaged.
+        OSError: the pack cannot be written.
+    """
+    with tempfile.TemporaryDirectory(dir=into.parent) as place:
+        copy_source(task, Path(place, "tree"))
+        with tarfile.open(Path(place, "pack"), "w") as pack:
+            pack.add(Path(place, "tree"), ".", filter=_of_anybody)
+        Path(place, "pack").replace(into)
+
+
+def _of_anybody(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The files are those of whoever unpacks them, as those of a copy are."""
+    return member.replace(uid=os.getuid(), gid=os.getgid(), uname="", gname="", deep=False)
+
+
+def unpack_source(pack: Path, into: Path) -> None:
+    """Unpack what `pack_source` has packed to `into`, which does not exist yet. Raises OSError."""
+    with tarfile.open(pack) as packed:
+        packed.extractall(into, filter="fully_trusted")  # noqa: S202  # links that lead outside are part of a tree
 
 
 def _copy(source: Path, into: Path) -> None:

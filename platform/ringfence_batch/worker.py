@@ -27,7 +27,7 @@ from ringfence.runtime.secrets import masked_logs
 from ringfence_batch.engine import Request
 from ringfence_batch.ledger import Attempt, Ledger, TaskResult
 from ringfence_batch.ledger import Outcome as TaskOutcome
-from ringfence_batch.sources import SourceError, copy_source
+from ringfence_batch.sources import SourceError, copy_source, unpack_source
 from ringfence_batch.task import BatchTask
 from ringfence_tools.agent_run import AgentTask, RunOutcome, RunWatcher, run_agent
 from ringfence_tools.model_specs import model_of
@@ -39,11 +39,12 @@ from ringfence_tools.printable import one_line
 from ringfence_tools.report import About, ReportFile, render_page
 from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace, RunWorkspace
 
-BEAT_SECONDS = 5.0
 CHECK_SECONDS = 600.0
 """The longest time of one check, unless the task's limit for commands says otherwise."""
 GRACE_SECONDS = float(os.environ.get("RINGFENCE_BATCH_GRACE_SECONDS", "60"))
 """How long after its deadline a run may still end by itself."""
+PATIENCE_SECONDS = 15.0
+"""How long a worker that is ended may take to take down its container, before it is killed."""
 STARTS = 2
 """How many containers are started at once on one machine: Podman makes about ten a second."""
 MAX_TURNS = 200
@@ -77,8 +78,8 @@ def work(ledger: Ledger, request: Request, scratch: Path) -> Ended | None:
     attempt = ledger.claim(request.id)
     if attempt is None:
         return None
-    with _beating(attempt), _workplace(scratch, attempt) as place:
-        result = _attempt(attempt, place, request.deadline)
+    with _workplace(scratch, attempt) as place:
+        result = _attempt(attempt, place, request)
     result = replace(result, attempt=attempt.number, worker=f"{socket.gethostname()}:{os.getpid()}")
     if result.outcome == "infra-failed" and not request.is_last:
         attempt.keep(result)
@@ -87,12 +88,15 @@ def work(ledger: Ledger, request: Request, scratch: Path) -> Ended | None:
     return Ended(result, True)
 
 
-def _attempt(attempt: Attempt, place: Path, deadline: float | None) -> TaskResult:
+def _attempt(attempt: Attempt, place: Path, request: Request) -> TaskResult:
     task = attempt.task
     try:
-        copy_source(task, place / "tree")
+        if request.source is not None:
+            unpack_source(Path(request.source), place / "tree")
+        else:
+            copy_source(task, place / "tree")
         with ExitStack() as stack:
-            return _run(attempt, place, deadline, stack)
+            return _run(attempt, place, request.deadline, stack)
     except SourceError as error:
         return _result(task, "task-failed", str(error))
     except SandboxUnavailableError as error:
@@ -201,25 +205,6 @@ class Receipts(RunWatcher):
 
 
 @contextmanager
-def _beating(attempt: Attempt) -> Generator[None]:
-    """Renew the lease of an attempt until the block has ended."""
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(BEAT_SECONDS):
-            with suppress(OSError):  # then it is taken for dead
-                attempt.beat()
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-@contextmanager
 def _ended_after(seconds: float, attempt: Attempt) -> Generator[None]:
     """End this process, with all that it has started, if the block has not ended after this time."""
 
@@ -271,7 +256,11 @@ def _make_writable(function: Any, path: str, _error: object) -> None:
 def reap(scratch: Path) -> int:
     """Remove the directories of workers that are dead. Return how many there were."""
     removed = 0
-    for entry in list(os.scandir(scratch)):
+    try:
+        entries = list(os.scandir(scratch))
+    except FileNotFoundError:  # another engine of this machine has just removed it
+        return 0
+    for entry in entries:
         with suppress(OSError):
             if entry.name.startswith("."):  # just being made
                 continue
@@ -325,6 +314,8 @@ def _read(requests: SimpleQueue[str]) -> None:
     for line in sys.stdin:
         requests.put(line)
     os.kill(os.getpid(), signal.SIGTERM)
+    sleep(PATIENCE_SECONDS)
+    os.killpg(0, signal.SIGKILL)  # another driver may have begun the task anew
 
 
 def _interrupt(_number: int, _frame: object) -> None:

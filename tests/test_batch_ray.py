@@ -1,0 +1,118 @@
+"""A batch on a real Ray cluster of two nodes, whose workers, nodes and drivers are really killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from batches import outcomes, scratch, sleepy, task, wait_until, workers_of
+from captured_tree import capture_tree
+from effort import SEED, amount
+
+from ringfence_batch import Batch, BatchTask
+from ringfence_batch.sources import unpack_source
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("ray")
+    from ray_clusters import RayCluster, ray_cluster
+
+# A raylet that was killed is never waited for by Ray's own tools.
+pytestmark = [
+    pytest.mark.prove,  # a cluster takes 10 s to start on two cores that do nothing else
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+DRIVER = """
+import sys
+from ringfence_batch import Batch, BatchTask
+from ringfence_batch.sources import unpack_source
+from ringfence_batch.ray import RayEngine
+batch = Batch.open(sys.argv[1], retries=50)
+batch.run(engine=RayEngine(batch.ledger.out, address=sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    (tmp_path / "repo/empty").mkdir(parents=True)
+    (tmp_path / "repo/a.txt").write_text("one\n")
+    (tmp_path / "repo/link").symlink_to("/etc/hostname")
+    (tmp_path / "repo/run.sh").touch(0o775)
+    return tmp_path / "repo"
+
+
+def begun(batch: Batch, cluster: RayCluster) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", DRIVER, batch.ledger.out, cluster.address])
+
+
+def test_a_pack_of_the_workspace_is_what_workers_copy(repo: Path, tmp_path: Path, cluster: RayCluster) -> None:
+    gone = BatchTask("gone", str(tmp_path / "nowhere"), "Mend it.", "openai:m")
+    batch = Batch([task(repo, "one"), task(repo, "two", kind="disk"), gone], out=tmp_path / "out")
+    with begun(batch, cluster) as driver:
+        assert driver.wait(120) == 0
+    assert outcomes(batch) == {"one": "done", "two": "done", "gone": "task-failed"}
+    (pack,) = (tmp_path / "out/sources").iterdir()
+    unpack_source(pack, tmp_path / "again")
+    assert capture_tree(tmp_path / "again") == capture_tree(repo)
+    assert not workers_of(batch.ledger.out)
+    assert not scratch(batch)
+
+
+def attempts_of_the_ended(batch: Batch, seen: dict[str, int]) -> int:
+    """Note how many attempts each task has that has a result. No result may come with another attempt later."""
+    for task_id in batch.ledger.ids():
+        directory = batch.ledger.directory(task_id)
+        if (directory / "result.json").exists():
+            result = batch.ledger.result(task_id)
+            assert result is not None
+            count = batch.ledger.attempts(task_id)
+            assert seen.setdefault(task_id, count) == count
+            assert (directory / "result.json").samefile(directory / f"attempts/{result.attempt}/result.json")
+    return len(seen)
+
+
+def test_kills_at_random_on_a_cluster_leave_one_result_a_task_and_nothing_else(
+    repo: Path, tmp_path: Path, cluster: RayCluster
+) -> None:
+    chance, count = random.Random(SEED), amount(test=60, prove=1000)
+    before = capture_tree(repo)
+    batch = Batch([sleepy(repo, f"task-{number}", 0.05) for number in range(count)], out=tmp_path / "out")
+    seen = dict[str, int]()
+    kills = ["node", "driver", "actor", "actor", "worker", "worker"] * amount(test=1, prove=8)
+    chance.shuffle(kills)
+    with begun(batch, cluster) as first:
+        driver = first
+        for kind in kills:
+            so_far = attempts_of_the_ended(batch, seen)
+            wait_until(lambda: attempts_of_the_ended(batch, seen) >= so_far + count // (len(kills) + 2), 120)  # noqa: B023
+            if kind == "driver":
+                driver.kill()
+                driver.wait()
+                driver = begun(batch, cluster)
+            elif kind == "node":
+                cluster.kill_node(chance.choice(cluster.nodes))
+                cluster.nodes.append(cluster.add_node())
+            elif pids := workers_of(batch.ledger.out) if kind == "worker" else cluster.actors():
+                with suppress(ProcessLookupError):
+                    os.kill(chance.choice(pids), signal.SIGKILL)
+        assert driver.wait(120) == 0
+    assert attempts_of_the_ended(batch, seen) == count
+    assert set(outcomes(batch).values()) == {"done"}
+    wait_until(lambda: not workers_of(batch.ledger.out))
+    assert not scratch(batch)
+    assert capture_tree(repo) == before
