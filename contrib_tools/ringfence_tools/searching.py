@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from ringfence.errors import ToolValidationError
-from ringfence.filesystem.ignored import Rule, Rules, is_ignored, parse_rule
+from ringfence.filesystem.ignored import IgnoredPaths, Rules, is_ignored
 from ringfence.filesystem.paths import display_path, escape_path, escape_text
 from ringfence.filesystem.protocol import MAX_GREP_MATCHES, Filesystem, GrepMatch
 from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, path_filter
@@ -30,6 +31,8 @@ MAX_MATCH_CHARACTERS = 400
 MAX_SEARCHED = 100_000
 """Lines that a search goes through where most of them are ignored."""
 GIT = ".git"
+WHOLE: Rules = ((0, ()),)
+"""The rules of a directory that is searched whole."""
 MAX_RULES = 10_000
 """The most rules of one ``.gitignore``."""
 MAX_NAMED = 3
@@ -190,39 +193,25 @@ def _cut_around_match(match: GrepMatch) -> str:
     return f"{'...' if start else ''}{line[start:end]}{'...' if end < len(line) else ''}"
 
 
-class Ignored:
+class Ignored(IgnoredPaths):
     """The paths that git ignores below one directory, for one search.
 
     A directory that is ignored and named, by the path that is searched or by a segment of the pattern, is searched
-    whole, without git's own data in it. Rules are read from the filesystem, in the directories that have matches.
+    whole, without git's own data in it.
     """
 
     def __init__(self, filesystem: Filesystem, top: str, pattern: str | None) -> None:
-        self._filesystem = filesystem
+        super().__init__(partial(_rules_at, filesystem))
+        self._top = f"{top}/"
         self._named = frozenset((pattern or "").split("/"))
-        self._skip = len(top) + 1 if top else 0
-        self._below: dict[str, Rules | None] = {}
-        """The rules for what is in a directory; None where all of it is left out."""
         self._left_out: dict[str, None] = {}
-        self._at_top = self._with_own(((0, ()),), "")
-        directory = ""
-        for name in top.split("/") if top else ():
-            directory = f"{directory}/{name}" if directory else name
-            ignored = _is_left_out(self._at_top, directory, name, is_directory=True)
-            self._at_top = () if ignored else self._with_own(self._at_top, directory)
 
     def has(self, path: str, *, is_directory: bool = False) -> bool:
-        """Whether a path below the top is ignored."""
-        rules, start = self._at_top, self._skip
-        while (end := path.find("/", start)) != -1:
-            directory = path[:end]
-            if directory not in self._below:
-                self._below[directory] = self._enter(rules, directory, path[start:end])
-            if (below := self._below[directory]) is None:
-                return True
-            rules, start = below, end + 1
-        name = path[start:]
-        if not name or name in self._named or not _is_left_out(rules, path, name, is_directory=is_directory):
+        above, _, name = path.rpartition("/")
+        rules = self._rules_in(above)
+        if rules is None:
+            return True
+        if self._is_named(path, name) or not _is_left_out(rules, path, name, is_directory=is_directory):
             return False
         self._left_out[path] = None
         return True
@@ -237,22 +226,23 @@ class Ignored:
 
     def _enter(self, rules: Rules, directory: str, name: str) -> Rules | None:
         if not _is_left_out(rules, directory, name, is_directory=True):
-            return self._with_own(rules, directory)
-        if name in self._named:
-            return ()
+            return rules if rules is WHOLE else self._with_own(rules, directory)
+        if self._is_named(directory, name):
+            return WHOLE
         self._left_out[directory] = None
         return None
 
-    def _with_own(self, rules: Rules, directory: str) -> Rules:
-        if not rules:
-            return rules
-        prefix = f"{directory}/" if directory else ""
-        own: list[Rule] = []
-        with suppress(OSError):  # as a search, since a model has not read a file whose rules were looked at
-            found = self._filesystem.grep(r"\S", path=f"{prefix}.gitignore", max_matches=MAX_RULES)
-            own = [rule for match in reversed(found) if (rule := parse_rule(match.line_content)) is not None]
-        return (*rules, (len(prefix), tuple(own))) if own else rules
+    def _is_named(self, path: str, name: str) -> bool:
+        return name in self._named or self._top.startswith(f"{path}/")
 
 
 def _is_left_out(rules: Rules, path: str, name: str, *, is_directory: bool) -> bool:
     return name == GIT or is_ignored(rules, path, name, is_directory=is_directory)
+
+
+def _rules_at(filesystem: Filesystem, path: str) -> bytes | None:
+    """Return the lines of an ignore file by a search: a read would count as the model's own."""
+    with suppress(OSError):
+        found = filesystem.grep(r"\S", path=path, max_matches=MAX_RULES)
+        return "\n".join(match.line_content for match in found).encode("utf-8", "surrogateescape")
+    return None

@@ -41,10 +41,10 @@ def is_ignored(rules: Rules, path: str, name: str, *, is_directory: bool) -> boo
 def parse_rules(content: bytes) -> tuple[Rule, ...]:
     """Return the rules of an ignore file, the last one first."""
     lines = content.decode("utf-8", "surrogateescape").split("\n")
-    return tuple(rule for line in reversed(lines) if line.strip() and (rule := parse_rule(line)) is not None)
+    return tuple(rule for line in reversed(lines) if line.strip() and (rule := _parse_rule(line)) is not None)
 
 
-def parse_rule(line: str) -> Rule | None:
+def _parse_rule(line: str) -> Rule | None:
     """Parse a line as gitignore(5) says. Return None for a comment or a line that matches nothing."""
     line = line.removeprefix("\ufeff").removesuffix("\r")
     if line.startswith("#"):
@@ -129,13 +129,17 @@ class IgnoredPaths:
         return name == IGNORE_FILE and self._rules_in(above) is not None
 
     def _rules_in(self, directory: str) -> Rules | None:
-        for place in (*reversed([*directories_above(directory)]), directory):
-            if place not in self._below:
-                above, _, name = place.rpartition("/")
-                rules = self._below[above]
-                is_out = rules is None or is_ignored(rules, place, name, is_directory=True)
-                self._below[place] = None if rules is None or is_out else self._with_own(rules, place)
+        if directory not in self._below:
+            for place in (*reversed([*directories_above(directory)]), directory):
+                if place not in self._below:
+                    above, _, name = place.rpartition("/")
+                    rules = self._below[above]
+                    self._below[place] = None if rules is None else self._enter(rules, place, name)
         return self._below[directory]
+
+    def _enter(self, rules: Rules, directory: str, name: str) -> Rules | None:
+        """Return the rules in a directory from those in its parent. None: it is ignored."""
+        return None if is_ignored(rules, directory, name, is_directory=True) else self._with_own(rules, directory)
 
     def _with_own(self, rules: Rules, directory: str) -> Rules:
         prefix = f"{directory}/" if directory else ""
