@@ -27,7 +27,7 @@ from ringfence_sandbox.container.command_watch import CommandWatch
 from ringfence_sandbox.container.container import Container, mounted_in, remove_orphans
 from ringfence_sandbox.container.frames import ExecutorLostError
 from ringfence_sandbox.container.handover import UNKNOWN, Handover
-from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, built, existing, recipe
+from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, build, built, existing, recipe
 from ringfence_sandbox.container.isolation import WORKSPACE, Network, Property, SandboxLimits, allowed_hosts
 from ringfence_sandbox.container.pipes import Stream
 from ringfence_sandbox.container.podman_connection import Connection, connect, reading
@@ -192,14 +192,15 @@ class PodmanSandbox:
 
     def _existing(self, connection: Connection) -> str:
         """The image that was asked for, that of the project, or the default one."""
-        remembered = None if self._image else remembered_image(self.filesystem.root)
-        if remembered is None:
-            is_to_build = self._image is None and built(connection, recipe(DEFAULT_RECIPE)) is None
+        if self._image is not None:
+            return existing(connection, self._image)
+        if (remembered := remembered_image(self.filesystem.root)) is None:
+            default = recipe(DEFAULT_RECIPE)
             # A container's first look from inside would find it, too, but after minutes of building.
-            lacking = connection.host.describe_unlimited() if is_to_build and self._strict else ""
-            if lacking:
+            lacking = connection.host.describe_unlimited() if self._strict else ""
+            if lacking and built(connection, default) is None:
                 raise SandboxUnavailableError(f"{lacking}. Or do without limits (strict=False)")
-            return existing(connection, self._image, self._progress or (lambda _line: None))
+            return build(connection, default, progress=self._progress or (lambda _line: None))
         if not connection.client.images.exists(remembered.image):
             raise SandboxUnavailableError(
                 f"the image of {remembered.root} is gone: `ringfence sandbox build {shlex.quote(remembered.root)}` "

@@ -285,18 +285,18 @@ def test_a_devcontainer_is_honoured_as_far_as_it_goes(project: Path, podman: Con
             "value": "1\n",
             ".dockerignore": "ignored\n",
             "ignored": "x\n",
-            ".devcontainer/Containerfile": "ARG BASE\nFROM ${BASE}\nRUN echo made > /made\nCOPY . /copied\n",
-            ".devcontainer/devcontainer.json": f"""{{
+            ".devcontainer/Containerfile": f"FROM {base}\nRUN echo made > /made\nCOPY . /copied\n",
+            ".devcontainer/devcontainer.json": """{
                 // a comment, with a "string" in it
                 "name": "tiny", /* and
-                another */ "build": {{"dockerfile": "Containerfile", "context": "..", "args": {{"BASE": "{base}"}},}},
-                "features": {{"ghcr.io/x/y:1": {{}}}}, "forwardPorts": [8000], "url": "not // a comment",
+                another */ "build": {"dockerfile": "Containerfile", "context": "..", "target": "x"},
+                "features": {"ghcr.io/x/y:1": {}}, "forwardPorts": [8000], "url": "not // a comment",
                 "postCreateCommand": "cp value /from-value && touch written && curl --max-time 2 http://127.0.0.1:1",
-            }}""",
+            }""",
         },
     )
     said = built(project)
-    assert "note: .devcontainer/devcontainer.json: not honoured: features, forwardPorts, url" in said
+    assert "note: .devcontainer/devcontainer.json: not honoured: features, forwardPorts, url, build.target" in said
     assert any("note: postCreateCommand failed (exit code" in line for line in said)
     assert in_project(project, "cat /made /from-value && ls /copied") == "made\n1\nvalue\n"
     assert not (project / "written").exists()

@@ -100,8 +100,7 @@ def build_image(
     tag: str,
     *,
     labels: Mapping[str, str],
-    args: Mapping[str, str],
-    target: str = "",
+    args: Mapping[str, str] | None = None,
     output: Callable[[str], None],
     network: bool = False,
 ) -> None:
@@ -121,10 +120,8 @@ def build_image(
         "layers": "false",
         "httpproxy": "false",
         "labels": json.dumps(dict(labels)),
-        "buildargs": json.dumps(dict(args)),
+        "buildargs": json.dumps(dict(args or {})),
     }
-    if target:
-        params["target"] = target
     if not connection.host.unlimited:
         params.update(memory=_MEMORY_BYTES, memswap=_MEMORY_BYTES)
     if not network:

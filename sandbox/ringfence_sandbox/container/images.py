@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -110,25 +111,13 @@ def recipe(name: str) -> Recipe:
     return Recipe(name, (folder / "Containerfile").read_text(), tuple(packages))
 
 
-def built(connection: Connection, wanted: Recipe) -> str | None:
+def built(connection: Connection, wanted: Recipe, sources: Sequence[Source] = SOURCES) -> str | None:
     """The image of a recipe, where it has been built."""
-    return next((tag for source in SOURCES if connection.client.images.exists(tag := wanted.tag(source))), None)
+    return next((tag for source in sources if connection.client.images.exists(tag := wanted.tag(source))), None)
 
 
-def existing_recipe(connection: Connection, name: str = DEFAULT_RECIPE, progress: Progress = _silent) -> str:
-    """The image of a recipe, built if it is not there. SandboxUnavailableError: it cannot be."""
-    wanted = recipe(name)
-    return built(connection, wanted) or build(connection, wanted, progress=progress)
-
-
-def existing(connection: Connection, image: str | None, progress: Progress = _silent) -> str:
-    """The image to use: ``image``, which is never fetched, or that of the default recipe, built if it is not there.
-
-    Raises:
-        SandboxUnavailableError: it is not there, or cannot be built.
-    """
-    if image is None:
-        return existing_recipe(connection, progress=progress)
+def existing(connection: Connection, image: str) -> str:
+    """An image by its name. SandboxUnavailableError: it is not there. It is never fetched."""
     if not connection.client.images.exists(image):
         raise SandboxUnavailableError(
             f"there is no image {image!r} here, and none is fetched unasked: `podman pull {shlex.quote(image)}`, "
@@ -165,22 +154,20 @@ def build(
     Raises:
         SandboxUnavailableError: no source works; each says why.
     """
+    if tag := built(connection, wanted, sources):
+        return tag
+    failed: list[str] = []
     with image_lock():
-        failed: list[str] = []
-        for source in sources:
-            tag = wanted.tag(source)
-            if connection.client.images.exists(tag):
-                return tag
+        if tag := built(connection, wanted, sources):  # by another build meanwhile
+            return tag
         for source in sources:
             try:
                 progress(f"building the image {wanted.name!r} from {_WORDS[source]}; this takes a minute, once")
                 with ticking(progress, f"building {wanted.name!r}"):
-                    if source == "registry":
-                        base = _pulled(connection, wanted)
-                    else:
-                        base = _unpacked(connection, wanted, progress)
+                    is_pulled = source == "registry"
+                    base = _pulled(connection, wanted) if is_pulled else _unpacked(connection, wanted, progress)
                     progress("finishing it in a container")
-                    _build(connection, wanted, source, base, progress)
+                    _finish(connection, wanted, source, base, progress)
             except (APIError, SandboxUnavailableError, OSError, subprocess.SubprocessError, *UNREADABLE) as error:
                 failed.append(f"from {source}: {str(error).strip()[-800:]}")
                 progress(f"it cannot be built from {_WORDS[source]}")
@@ -197,14 +184,12 @@ def build(
 @contextmanager
 def image_lock() -> Generator[None]:
     """Two builds of one image are one build and one look."""
-    directory = podman_directory()
-    descriptor = os.open(os.path.join(directory, "build.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
-        os.close(descriptor)
+    with open(os.path.join(podman_directory(), "build.lock"), "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
 
 
 def _pulled(connection: Connection, wanted: Recipe) -> str:
@@ -269,28 +254,21 @@ def _unpacked(connection: Connection, wanted: Recipe, progress: Progress) -> str
 
 
 def _codename() -> str:
-    for line in Path("/etc/os-release").read_text().splitlines():
-        name, _, value = line.partition("=")
-        if name == "VERSION_CODENAME":
-            return value.strip('"')
-    raise FileNotFoundError("/etc/os-release names no release: this is not Debian or a child of it")
+    try:
+        return platform.freedesktop_os_release()["VERSION_CODENAME"]
+    except KeyError:
+        raise FileNotFoundError("/etc/os-release names no release: this is not Debian or a child of it") from None
 
 
 def _apt_sources() -> bytes:
-    places = [
-        Path("/etc/apt/sources.list"),
-        *(Path(f"/etc/apt/sources.list.d/{name}.sources") for name in _DISTRIBUTIONS),
-    ]
-    found = [place.read_bytes() for place in places if place.is_file() and place.read_bytes().strip()]
-    if not found:
-        raise FileNotFoundError("apt has no sources on this machine")
-    return found[-1]
+    for name in ("sources.list.d/ubuntu.sources", "sources.list.d/debian.sources", "sources.list"):
+        with suppress(FileNotFoundError):
+            if content := Path("/etc/apt", name).read_bytes().strip():
+                return content + b"\n"
+    raise FileNotFoundError("apt has no sources on this machine")
 
 
-_DISTRIBUTIONS = ("debian", "ubuntu")
-
-
-def _build(connection: Connection, wanted: Recipe, source: Source, base: str, progress: Progress) -> None:
+def _finish(connection: Connection, wanted: Recipe, source: Source, base: str, progress: Progress) -> None:
     with Context() as context:
         context.add(CONTAINERFILE, wanted.containerfile)
         build_image(

@@ -6,18 +6,17 @@ import base64
 import hashlib
 import html
 import http.client
-import json
 import os
 import re
-import shutil
 import ssl
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
@@ -28,13 +27,11 @@ from ringfence_sandbox.project.registries import Registries
 
 _MOST_INDEX_BYTES = 64 << 20
 _MOST_ARTEFACT_BYTES = 8 << 30
-_LEFT_FREE_BYTES = 1 << 30
 _SILENCE_SECONDS = 60.0
 _SHOWN_EVERY_SECONDS = 2.0
 _AT_ONCE = 4
 _ALGORITHMS = ("sha512", "sha384", "sha256")
 _ANCHOR = re.compile(r"""<a\s[^>]*?href=(["'])([^"'>]*)\1""", re.IGNORECASE)
-_SIMPLE = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 
 
 class LockError(SandboxUnavailableError):
@@ -58,24 +55,13 @@ class Fetcher:
     """Fetches by HTTPS, and by HTTP only from a host that the user configured so. What it leaves was checked."""
 
     def __init__(self, registries: Registries, progress: Progress) -> None:
-        self._registries = registries
         self._progress = progress
-        hosts = [*registries.python, *registries.python_extra, registries.npm, *registries.npm_scopes.values()]
+        hosts = [registries.python, *registries.python_extra, registries.npm]
         self._plain = {_origin(url) for url in hosts if url.startswith("http://")}
         certificates = registries.certificates
         context = ssl.create_default_context(cafile=certificates if os.path.isfile(certificates) else None)
-        # Put together by hand: the usual opener has handlers for file: and ftp:, too.
-        self._opener = urllib.request.OpenerDirector()
-        for handler in (
-            urllib.request.ProxyHandler(),
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(context=context),
-            _Redirects(self._check_url),
-            urllib.request.HTTPDefaultErrorHandler(),
-            urllib.request.HTTPErrorProcessor(),
-            urllib.request.UnknownHandler(),
-        ):
-            self._opener.add_handler(handler)
+        https = urllib.request.HTTPSHandler(context=context)
+        self._opener = urllib.request.build_opener(https, _Redirects(self._check_url))
         self._stopped = threading.Event()
         self._shown = 0.0
 
@@ -88,12 +74,9 @@ class Fetcher:
         done, size = 0, 0
         self._progress(f"fetching {len(artefacts)} {what}")
 
-        def fetch(artefact: Artefact) -> int:
-            return self.fetch(artefact, directory / artefact.filename)
-
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             try:
-                for bytes_ in pool.map(fetch, artefacts):
+                for bytes_ in pool.map(partial(self._fetch, directory=directory), artefacts):
                     done, size = done + 1, size + bytes_
                     if done == len(artefacts) or time.monotonic() > self._shown + _SHOWN_EVERY_SECONDS:
                         self._shown = time.monotonic()
@@ -103,16 +86,14 @@ class Fetcher:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def fetch(self, artefact: Artefact, target: Path) -> int:
+    def _fetch(self, artefact: Artefact, directory: Path) -> int:
         """Its size in bytes. LockError as `fetch_all`."""
         reasons: list[str] = []
         for url in artefact.urls:
             try:
-                size = self._download(url, artefact, target)
+                return self._download(url, artefact, directory / artefact.filename)
             except (OSError, ValueError, http.client.HTTPException) as error:
                 reasons.append(f"{public(url)}: {error}")
-            else:
-                return size
         raise LockError(f"{artefact.name} cannot be fetched: {'; '.join(reasons) or 'no address is known'}")
 
     def _download(self, url: str, artefact: Artefact, target: Path) -> int:
@@ -123,10 +104,6 @@ class Fetcher:
                 size += len(chunk)
                 if size > _MOST_ARTEFACT_BYTES:
                     raise ValueError(f"it has more than {_MOST_ARTEFACT_BYTES >> 30} GiB")
-                if shutil.disk_usage(target.parent).free < _LEFT_FREE_BYTES:
-                    raise LockError(
-                        f"there is no room for {artefact.name} in {target.parent}: set TMPDIR to a larger disk"
-                    )
                 file.write(chunk)
                 for digest in digests.values():
                     digest.update(chunk)
@@ -145,17 +122,16 @@ class Fetcher:
         """
         url = f"{index}/{package}/"
         try:
-            with self._open(url, _SIMPLE) as answer:
-                kind, text = answer.headers.get_content_type(), answer.read(_MOST_INDEX_BYTES + 1)
-                base = answer.geturl()
+            with self._open(url, "text/html") as answer:
+                text, base = answer.read(_MOST_INDEX_BYTES + 1), answer.geturl()
             if len(text) > _MOST_INDEX_BYTES:
                 raise ValueError(f"its answer has more than {_MOST_INDEX_BYTES >> 20} MiB")
-            return [(name, urljoin(base, link)) for name, link in _links(kind, text)]
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
+            links = [html.unescape(found[1]) for found in _ANCHOR.findall(text.decode(errors="replace"))]
+            addresses = [urldefrag(urljoin(base, link)).url for link in links]
+            return [(basename(address), address) for address in addresses]
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.HTTPError) and error.code == 404:
                 return ()
-            raise LockError(f"the index {public(url)} does not answer: {error}") from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, http.client.HTTPException) as error:
             raise LockError(f"the index {public(url)} does not answer: {error}") from error
 
     def _check_url(self, url: str) -> None:
@@ -171,9 +147,6 @@ class Fetcher:
             user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
             url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-        for place, token in self._registries.npm_tokens.items():
-            if url.partition(":")[2].startswith(place if place.endswith("/") else f"{place}/"):
-                headers["Authorization"] = f"Bearer {token}"
         return self._opener.open(urllib.request.Request(url, headers=headers), timeout=_SILENCE_SECONDS)  # noqa: S310
 
 
@@ -189,16 +162,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         if new is not None and _origin(newurl) != _origin(req.full_url):
             new.remove_header("Authorization")
         return new
-
-
-def _links(kind: str, text: bytes) -> Iterator[tuple[str, str]]:
-    if kind.endswith("json"):
-        for file in json.loads(text)["files"]:
-            yield str(file["filename"]), str(file["url"])
-        return
-    for _, link in _ANCHOR.findall(text.decode(errors="replace")):
-        address = urldefrag(html.unescape(link)).url
-        yield basename(address), address
 
 
 def basename(url: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, cast
@@ -16,7 +17,7 @@ from ringfence_sandbox.project.project_files import inside, read_project_file
 
 PLACES = (".devcontainer/devcontainer.json", ".devcontainer.json")
 _HONOURED = {"image", "build", "dockerFile", "dockerfile", "context", "postCreateCommand"}
-_HONOURED_OF_BUILD = {"dockerfile", "context", "args", "target"}
+_HONOURED_OF_BUILD = {"dockerfile", "context"}
 _WITHOUT_EFFECT = {"$schema", "name", "customizations"}
 # Strings first, so that no comment and no comma begins in one.
 _JSONC = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -27,12 +28,10 @@ _TRAILING = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
 class Devcontainer:
     """Paths are relative to the project."""
 
-    file: str
+    file: str = ""
     image: str = ""
     containerfile: str = ""
     context: str = "."
-    args: Mapping[str, str] | None = None
-    target: str = ""
     post_create: str = ""
     """A command of the shell."""
     not_honoured: Sequence[str] = ()
@@ -63,7 +62,7 @@ def _parsed(file: str, found: dict[str, Any]) -> Devcontainer:
     context = build.get("context") or found.get("context") or "."
     unknown = sorted(found.keys() - _HONOURED - _WITHOUT_EFFECT)
     unknown += [f"build.{name}" for name in sorted(build.keys() - _HONOURED_OF_BUILD)]
-    image, args = str(found.get("image") or ""), cast("dict[str, Any]", build.get("args") or {})
+    image = str(found.get("image") or "")
     if not image and not dockerfile:
         unknown.append("neither image nor build.dockerfile: the default image is used")
     return Devcontainer(
@@ -71,8 +70,6 @@ def _parsed(file: str, found: dict[str, Any]) -> Devcontainer:
         image=image,
         containerfile=_below(folder, str(dockerfile)) if dockerfile else "",
         context=_below(folder, str(context)),
-        args={name: str(value) for name, value in args.items()},
-        target=str(build.get("target") or ""),
         post_create=_command(found.get("postCreateCommand")),
         not_honoured=[escape_path(one) for one in unknown],
     )
@@ -80,15 +77,8 @@ def _parsed(file: str, found: dict[str, Any]) -> Devcontainer:
 
 def _below(folder: PurePosixPath, path: str) -> str:
     """A path that is relative to the folder of the file, as one that is relative to the project."""
-    parts: list[str] = []
-    for part in (*folder.parts, *PurePosixPath(path).parts):
-        if part != "..":
-            parts.append(part)
-        elif parts:
-            parts.pop()
-        else:
-            raise LockError(f"{escape_path(path)!r} leads out of the project")
-    return str(inside("/".join(parts))) if parts else "."
+    found = posixpath.normpath(folder / path)
+    return found if found == "." else str(inside(found))
 
 
 def _command(value: object) -> str:

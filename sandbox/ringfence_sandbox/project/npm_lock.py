@@ -93,11 +93,10 @@ def _artefact(place: str, package: Mapping[str, Any], target: NodeTarget, regist
             f"{NPM_LOCK}: {name} has no hash (integrity): make it anew with `npm install --package-lock-only`"
         )
     hashes = integrity(str(package["integrity"]))
-    scope = name.partition("/")[0]
-    chosen = registries.npm_scopes.get(scope) or registries.npm
-    usual = f"{chosen or target.registry.rstrip('/')}/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
-    of_registry = not resolved or _TARBALL.fullmatch(resolved) is not None
-    urls = [*([usual] if of_registry and (chosen or not resolved) else []), *([resolved] if resolved else [])]
+    usual = f"{registries.npm or target.registry.rstrip('/')}/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
+    urls = [resolved] if resolved else [usual]
+    if registries.npm and _TARBALL.fullmatch(resolved):
+        urls.insert(0, usual)
     algorithm, _, digest = min(hashes).partition(":")
     return Artefact(f"{name} {version}", frozenset({f"{algorithm}:{digest}"}), urls, f"{algorithm}-{digest}")
 

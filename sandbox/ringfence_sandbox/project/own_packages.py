@@ -5,7 +5,6 @@ No build backend runs for them, so that what an agent edits is what is imported.
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from ringfence_sandbox.container.isolation import WORKSPACE
-from ringfence_sandbox.project.project_files import inside, read_project_file
+from ringfence_sandbox.project.project_files import read_project_file
 
 _REFERENCE = re.compile(r"([\w.]+)(?::([\w.]+))?(?:\s*\[[\w, ]*\])?")
 _ENTRY = re.compile(r"[\w.-]+")
@@ -31,30 +30,13 @@ def own_packages(root: str, directories: Sequence[str]) -> Mapping[str, str]:
     paths: list[str] = []
     for directory in directories:
         below = f"{directory}/" if directory else ""
-        sources: Sequence[str] = ()
         with suppress(AttributeError, TypeError, ValueError, InvalidName, InvalidVersion):  # its tools say it better
             content = (read_project_file(root, f"{below}pyproject.toml") or b"").decode()
-            found = tomllib.loads(content)
-            sources = _source_directories(found.get("tool", {}))
-            files.update(_metadata(found.get("project", {})))
-        usual = "src" if Path(root, below, "src").is_dir() else ""
-        places = [PurePosixPath(directory, source) for source in sources or [usual]]
-        paths += [str(PurePosixPath(WORKSPACE) / (inside(str(place)) if place.parts else place)) for place in places]
+            files.update(_metadata(tomllib.loads(content).get("project", {})))
+        source = "src" if Path(root, below, "src").is_dir() else ""
+        paths.append(str(PurePosixPath(WORKSPACE, directory, source)))
     files["site/ringfence_workspace.pth"] = "".join(f"{path}\n" for path in paths if "\n" not in path)
     return files
-
-
-def _source_directories(tools: Mapping[str, Any]) -> Sequence[str]:
-    """Where a build backend is told that the packages are, relative to the project. Nothing: it is not told."""
-    setuptools, hatch = tools.get("setuptools", {}), tools.get("hatch", {}).get("build", {})
-    packages: Sequence[str] = hatch.get("targets", {}).get("wheel", {}).get("packages", ())
-    found = [
-        *setuptools.get("packages", {}).get("find", {}).get("where", ()),
-        *filter(None, [setuptools.get("package-dir", {}).get("")]),
-        *(os.path.dirname(package) for package in packages),
-        *filter(None, [tools.get("maturin", {}).get("python-source")]),
-    ]
-    return list(dict.fromkeys(map(str, found)))
 
 
 def _metadata(project: Mapping[str, Any]) -> Mapping[str, str]:

@@ -20,7 +20,7 @@ from ringfence.errors import SandboxUnavailableError
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.container.image_build import CONTAINERFILE, Context, build_image
-from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, existing, existing_recipe, ticking
+from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, build, existing, recipe, ticking
 from ringfence_sandbox.container.podman_connection import UNREADABLE, Connection, connect
 from ringfence_sandbox.disk.hidden_tree import rule_of
 from ringfence_sandbox.disk.places import StateDirectoryError, state_directory, store_of
@@ -60,6 +60,8 @@ _ALONE = """
 set -e
 [ "$(ls /sys/class/net)" = lo ] || { echo "ringfence: this Podman gives a build a network"; exit 1; }
 """
+
+_RUN = "RUN --mount=type=bind,source={},target=/run/ringfence-build,rw sh /run/ringfence-build/install.sh"
 
 _INSTALL_PYTHON = """
 export PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
@@ -178,26 +180,21 @@ class _Build:
     def build(self, image: str | None, containerfile: str | None) -> str:
         if lacking := self._connection.host.describe_unlimited():
             self._progress(f"note: {lacking}")
-        own = None if image or containerfile else devcontainer(self._root)
+        named = Devcontainer(image=image or "", containerfile=containerfile or "")
+        own = named if image or containerfile else devcontainer(self._root)
         if own is not None and own.not_honoured:
             self._note(f"{own.file}: not honoured: {', '.join(own.not_honoured)}")
         names = locks(self._root)
         for file in unlocked(self._root, names):
             self._note(f"{file} has no lock with hashes, so nothing is installed for it. {_HOW_TO_LOCK}")
-        if not names and own is None and not image and not containerfile:
+        if not names and own is None:
             raise LockError(
                 f"{self._root} has no {UV_LOCK}, no requirements.txt with hashes, no {NPM_LOCK}, no devcontainer.json. "
                 + _HOW_TO_LOCK
             )
-        inputs = fingerprints(
-            self._root,
-            [
-                *_inputs(self._root),
-                *([containerfile] if containerfile else []),
-                *([own.containerfile] if own and own.containerfile else []),
-            ],
-        )
-        base = self._base(image, containerfile, own, names)
+        own = own or named
+        inputs = fingerprints(self._root, [*_inputs(self._root), *filter(None, [own.containerfile])])
+        base = self._base(own, names)
         python, node = probe(self._connection, base, node=NPM_LOCK in names)
         parts = (self._root, base, *inputs, *inputs.values())
         tag = f"localhost/ringfence-project:{hashlib.sha256(os.fsencode(chr(0).join(parts))).hexdigest()[:16]}"
@@ -206,7 +203,7 @@ class _Build:
             steps = [
                 *self._python([name for name in names if name != NPM_LOCK], python, context, Path(place)),
                 *(self._npm(node, context, Path(place)) if NPM_LOCK in names else ()),
-                *(self._post_create(own.post_create, context) if own is not None and own.post_create else ()),
+                *(self._post_create(own.post_create, context) if own.post_create else ()),
             ]
             lines = ["ARG BASE", "FROM ${BASE}", "USER root", *steps, "WORKDIR /workspace", ""]
             context.add(CONTAINERFILE, "\n".join(lines))
@@ -228,18 +225,15 @@ class _Build:
         elif not line.startswith("STEP "):
             self._progress(f"  {line}")
 
-    def _base(
-        self, image: str | None, containerfile: str | None, own: Devcontainer | None, names: Sequence[str]
-    ) -> str:
-        if containerfile is None and own is not None and own.containerfile:
-            return self._from_containerfile(own.containerfile, own.context, own.args or {}, own.target)
-        if containerfile is not None:
-            return self._from_containerfile(containerfile, ".", {}, "")
-        if image or (own is not None and own.image):
-            return existing(self._connection, image or (own.image if own is not None else None))
-        return existing_recipe(self._connection, "node" if NPM_LOCK in names else DEFAULT_RECIPE, self._progress)
+    def _base(self, own: Devcontainer, names: Sequence[str]) -> str:
+        if own.containerfile:
+            return self._from_containerfile(own.containerfile, own.context)
+        if own.image:
+            return existing(self._connection, own.image)
+        default = recipe("node" if NPM_LOCK in names else DEFAULT_RECIPE)
+        return build(self._connection, default, progress=self._progress)
 
-    def _from_containerfile(self, file: str, context: str, args: Mapping[str, str], target: str) -> str:
+    def _from_containerfile(self, file: str, context: str) -> str:
         content = read_project_file(self._root, file)
         if content is None:
             raise LockError(f"there is no {escape_path(file)} in {self._root}")
@@ -258,15 +252,8 @@ class _Build:
             self._add_project(packed, directory)
             packed.add(CONTAINERFILE, content)
             try:
-                build_image(
-                    self._connection,
-                    packed,
-                    tag,
-                    labels={PROJECT_LABEL: self._root},
-                    args=args,
-                    target=target,
-                    output=self._progress,
-                )
+                labels = {PROJECT_LABEL: self._root}
+                build_image(self._connection, packed, tag, labels=labels, output=self._progress)
             except SandboxUnavailableError as error:
                 raise SandboxUnavailableError(
                     f"{error}\nA Containerfile is built without a network, on images that are here. If it needs more, "
@@ -301,7 +288,7 @@ class _Build:
         for name, content in own_packages(self._root, own).items():
             context.add(f"python/own/{name}", content, 0o755 if name.startswith("scripts/") else 0o644)
         context.add("python/install.sh", _ALONE + _INSTALL_PYTHON)
-        yield "RUN --mount=type=bind,source=python,target=/run/ringfence-build,rw sh /run/ringfence-build/install.sh"
+        yield _RUN.format("python")
 
     def _npm(self, target: NodeTarget | None, context: Context, place: Path) -> Iterator[str]:
         if target is None:
@@ -319,17 +306,15 @@ class _Build:
             context.add(f"npm/project/{path}", content)
         context.add("npm/links.sh", project.links)
         context.add("npm/install.sh", _ALONE + _INSTALL_NPM)
-        yield "RUN --mount=type=bind,source=npm,target=/run/ringfence-build,rw sh /run/ringfence-build/install.sh"
+        yield _RUN.format("npm")
         yield "ENV PATH=/node_modules/.bin:$PATH"
 
     def _post_create(self, command: str, context: Context) -> Iterator[str]:
         self._add_project(context, self._root, "project")
         context.add("project/.ringfence-post-create", command + "\n")
-        context.add("post-create/run.sh", _ALONE + _POST_CREATE)
-        yield (
-            "RUN --mount=type=bind,source=project,target=/workspace,rw "
-            "--mount=type=bind,source=post-create,target=/run/ringfence-build sh /run/ringfence-build/run.sh"
-        )
+        context.add("post-create/install.sh", _ALONE + _POST_CREATE)
+        workspace = "RUN --mount=type=bind,source=project,target=/workspace,rw"
+        yield _RUN.format("post-create").replace("RUN", workspace, 1)
 
     def _add_project(self, context: Context, directory: str, name: str = "") -> None:
         rule = rule_of(store_of(self._root), None, writable=False) or HiddenFiles()

@@ -227,7 +227,7 @@ def artefacts_of(
 def _artefact(pin: Pin, target: PythonTarget, registries: Registries, fetcher: Fetcher) -> Artefact:
     files = [(name, url, hashes) for name, url, hashes in pin.files]
     if pin.registry and (registries.python or not files):
-        indexes = registries.python or [target.index.rstrip("/"), *registries.python_extra]
+        indexes = [registries.python or target.index.rstrip("/"), *registries.python_extra]
         served = [file for index in indexes for file in fetcher.index_files(index, pin.name)]
         known = {name: hashes for name, _, hashes in files}
         files = [(name, url, known.get(name, pin.hashes)) for name, url in served if not known or name in known] + files

@@ -7,23 +7,21 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+_NPM_REGISTRY = re.compile(r"""^\s*registry\s*=\s*["']?([^\s"']+)""", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Registries:
-    """Empty where nothing is configured: then the default of the image's pip or npm holds."""
+    """URLs. Empty where nothing is configured: then the default of the image's pip or npm holds."""
 
-    python: Sequence[str] = ()
-    """The URLs of simple indexes, where the main one is configured."""
+    python: str = ""
+    """The main simple index."""
     python_extra: Sequence[str] = ()
-    """The URLs of those beside the main one."""
+    """The simple indexes beside the main one."""
     npm: str = ""
-    npm_scopes: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The registry of ``@scope``."""
-    npm_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By the beginning of a URL after its scheme, as in an npmrc."""
     certificates: str = ""
     """A file of certificates for TLS, where it is not the system's."""
 
@@ -32,25 +30,13 @@ def configured(environment: Mapping[str, str] = os.environ) -> Registries:
     """What pip and npm would use here, from their variables and from the files of the user and the system. Files of
     the project are not read: they are not the user's."""
     pip = _pip(environment)
-    npm = _npmrc(environment)
     main = environment.get("PIP_INDEX_URL") or environment.get("UV_DEFAULT_INDEX") or pip.get("index-url", "")
     extra = environment.get("PIP_EXTRA_INDEX_URL") or pip.get("extra-index-url", "")
-    registry = environment.get("npm_config_registry") or environment.get("NPM_CONFIG_REGISTRY")
     return Registries(
-        python=[*_urls(main), *_urls(extra)] if _urls(main) else [],
+        python=next(iter(_urls(main)), ""),
         python_extra=_urls(extra),
-        npm=(registry or npm.get("registry", "")).rstrip("/"),
-        npm_scopes={
-            name.removesuffix(":registry"): url.rstrip("/")
-            for name, url in npm.items()
-            if name.startswith("@") and name.endswith(":registry")
-        },
-        npm_tokens={
-            name.removesuffix(":_authToken"): token
-            for name, token in npm.items()
-            if name.startswith("//") and name.endswith(":_authToken")
-        },
-        certificates=environment.get("PIP_CERT") or pip.get("cert", "") or npm.get("cafile", ""),
+        npm=_npm(environment).rstrip("/"),
+        certificates=environment.get("PIP_CERT") or pip.get("cert", ""),
     )
 
 
@@ -58,8 +44,12 @@ def _urls(words: str) -> Sequence[str]:
     return [url.rstrip("/") for url in words.split() if url.startswith(("http://", "https://"))]
 
 
-def _pip(environment: Mapping[str, str]) -> dict[str, str]:
-    home = Path(environment.get("HOME") or os.path.expanduser("~"))
+def _home(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get("HOME") or os.path.expanduser("~"))
+
+
+def _pip(environment: Mapping[str, str]) -> Mapping[str, str]:
+    home = _home(environment)
     config = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
     files = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"), home / ".pip/pip.conf", config / "pip/pip.conf"]
     if "PIP_CONFIG_FILE" in environment:
@@ -67,22 +57,16 @@ def _pip(environment: Mapping[str, str]) -> dict[str, str]:
     parser = configparser.RawConfigParser()
     with suppress(configparser.Error, UnicodeDecodeError, OSError):
         parser.read(files)
-    return {**_section(parser, "global"), **_section(parser, "install")}
+    sections = [name for name in ("global", "install") if parser.has_section(name)]
+    return dict(item for name in sections for item in parser.items(name))
 
 
-def _section(parser: configparser.RawConfigParser, name: str) -> dict[str, str]:
-    return dict(parser.items(name)) if parser.has_section(name) else {}
-
-
-def _npmrc(environment: Mapping[str, str]) -> dict[str, str]:
-    home = Path(environment.get("HOME") or os.path.expanduser("~"))
-    named = environment.get("npm_config_userconfig") or environment.get("NPM_CONFIG_USERCONFIG")
-    found: dict[str, str] = {}
-    for file in (Path("/etc/npmrc"), Path(named) if named else home / ".npmrc"):
+def _npm(environment: Mapping[str, str]) -> str:
+    """npm's registry. Its variables are of either case."""
+    variables = {name.lower(): value for name, value in environment.items()}
+    found = ""
+    for file in ("/etc/npmrc", variables.get("npm_config_userconfig") or _home(environment) / ".npmrc"):
         with suppress(OSError, UnicodeDecodeError):
-            for line in file.read_text().splitlines():
-                name, equals, value = (word.strip() for word in line.partition("="))
-                if equals and not name.startswith(("#", ";")):
-                    value = value.strip("\"'")
-                    found[name] = re.sub(r"\$\{(\w+)\}", lambda match: environment.get(match[1], ""), value)
-    return found
+            for value in _NPM_REGISTRY.findall(Path(file).read_text()):
+                found = value
+    return variables.get("npm_config_registry") or found
