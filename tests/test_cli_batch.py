@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from captured_tree import capture_tree
 from command_line import ringfence, ringfence_text
+from terminals import Terminal
 
 EDIT = {"name": "edit_file", "arguments": {"file_path": "a.txt", "old_string": "one", "new_string": "two"}}
 READ = {"name": "read_file", "arguments": {"file_path": "a.txt"}}
@@ -165,19 +166,32 @@ def test_a_cancelled_task_that_runs_is_ended_and_the_rest_goes_on(place: Place) 
     assert place.status()["outcomes"] == {"done": 1, "cancelled": 1}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.prove)])
-def test_an_interrupted_batch_exits_with_130_and_goes_on_where_it_was(place: Place, number: signal.Signals) -> None:
+def test_a_batch_that_is_told_to_end_exits_with_130_and_goes_on_where_it_was(place: Place) -> None:
     place.write(place.task("a"), place.slow("slow"), place.task("z"))
     with place.start("--jobs", "1") as driver:
         wait_until((place.out / "tasks/a/1/result.json").exists)
         wait_until((place.out / "tasks/slow/1/attempts/1").exists)
-        driver.send_signal(number)
+        driver.send_signal(signal.SIGTERM)
         assert driver.wait(30) == 130
     assert place.status()["outcomes"] == {"done": 1}
     assert json.loads((place.out / "summary.json").read_text())["without_result"] == 2
     (place.directory / "nap.py").write_text(NAP.format(seconds=0))
     assert ringfence("batch", "resume", place.out, "--jobs", "1").returncode == 0
     assert place.attempts() == {"a": 1, "slow": 2, "z": 1}
+
+
+def test_a_terminal_shows_how_far_a_batch_is_until_ctrl_c(place: Place) -> None:
+    place.write(place.task("a"), place.task("b", workspace="no\x1b[31mwhere"), place.slow("slow"))
+    words = ["batch", "run", str(place.tasks), "--out", str(place.out), "--jobs", "1"]
+    with Terminal([sys.executable, "-m", "ringfence_cli", *words]) as terminal:
+        terminal.wait_for("2 of 3 have a result, 1 done, 1 task-failed; 1 running")
+        terminal.wait_for("1  task-failed: the workspace")
+        terminal.type("\x03")
+        terminal.wait_for("no result")
+        terminal.wait_for(f"`ringfence batch resume {place.out}` goes on")
+        assert terminal.end() == 130
+    assert "\x1b[31mwhere" not in terminal.raw
+    assert "\\x1b[31mwhere" in terminal.raw
 
 
 def test_an_engine_that_is_not_installed_is_named_before_anything_is_begun(

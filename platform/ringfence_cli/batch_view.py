@@ -66,14 +66,13 @@ class _Lines:
 
 def table(progress: Progress) -> RenderableType:
     """Draw how far a batch is."""
-    parts: list[RenderableType] = [
-        ProgressBar(total=max(progress.total, 1), completed=progress.ended),
-        _counts(progress),
-    ]
+    bar = Table.grid(expand=True)  # a bar alone does not end its line
+    bar.add_row(ProgressBar(total=max(progress.total, 1), completed=progress.ended, complete_style="green"))
+    parts: list[RenderableType] = [bar, _counts(progress)]
     if rate := _rate(progress):
         parts.append(Text(rate))
     if progress.paused:
-        parts.append(Text(f"paused: {progress.paused}", "bold yellow"))
+        parts.append(Text(one_line(f"paused: {progress.paused}", 300), "bold yellow"))
     if progress.causes:
         causes = Table.grid(padding=(0, 2, 0, 0))
         causes.add_column(justify="right")
