@@ -28,6 +28,7 @@ MODULES = (
     "ringfence.testing",
     "ringfence_tools",
     "ringfence_sandbox",
+    "ringfence_batch",
 )
 NOTE = "<!-- Written by docs/reference/generate.py (make docs). Edit the docstring or the option instead. -->\n"
 

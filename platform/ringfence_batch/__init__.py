@@ -3,6 +3,7 @@
 from ringfence_batch.batch import Batch, Progress
 from ringfence_batch.engine import AttemptEnded, Engine
 from ringfence_batch.ledger import Ledger, LedgerError, TaskResult
+from ringfence_batch.summary import Summary, TaskRow, summarize
 from ringfence_batch.task import BatchTask, TaskFileError, TaskLimits, read_tasks
 
 __all__ = [
@@ -13,8 +14,11 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "Progress",
+    "Summary",
     "TaskFileError",
     "TaskLimits",
     "TaskResult",
+    "TaskRow",
     "read_tasks",
+    "summarize",
 ]
