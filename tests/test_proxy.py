@@ -196,6 +196,28 @@ def test_other_ports_are_refused(server: Server, proxied: Proxied) -> None:
     assert server.received == []
 
 
+def test_a_refused_port_is_named_beside_the_ports_that_are_allowed() -> None:
+    made = Proxied("allow:one.test,two.test:8080", {})
+    try:
+        assert b"one.test:22 is not allowed by --network, only its port 80 and 443" in tunnel(made, "one.test:22")
+        assert b"two.test:80 is not allowed by --network, only its port 8080" in made.ask(get("http://two.test/"))
+        assert b"three.test:80 is not allowed by --network\n" in made.ask(get("http://three.test/"))
+    finally:
+        made.proxy.close()
+
+
+@pytest.mark.parametrize(("address", "is_reached"), [("127.0.0.1", True), ("127.0.0.1:1", False), ("127.0.0.2", False)])
+def test_an_address_without_a_port_is_named_for_the_ports_of_its_names(
+    server: Server, address: str, is_reached: bool
+) -> None:
+    made = Proxied(f"allow:one.test:{server.port},{address}", {"one.test": [["127.0.0.1"]]})
+    try:
+        assert (b"200 OK" in made.ask(get(f"http://one.test:{server.port}/"))) == is_reached
+        assert b"200 OK" not in made.ask(get(f"http://127.0.0.1:{server.port}/"))  # by itself it has the usual ports
+    finally:
+        made.proxy.close()
+
+
 def test_the_host_header_does_not_choose_the_site(server: Server, proxied: Proxied) -> None:
     url = f"http://one.test:{server.port}/"
     proxied.ask(get(url, "Host: two.test", "host: three.test", "Connection: host"))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from ringfence import PromptValidationError, ToolValidationError
@@ -16,6 +17,7 @@ from ringfence.adapters import ToolExecutor
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy
 from ringfence.runtime import Session
+from ringfence_cli import options
 from ringfence_sandbox import PodmanSandbox, SandboxLimits
 from ringfence_tools import PodmanSandboxSection
 from ringfence_tools.shell import MAX_CHANGES, CommandOutcome, EvaluatePython, ShellExecute
@@ -158,6 +160,25 @@ def test_without_podman_the_demonstration_in_a_container_ends_with_4(tmp_path: P
     assert ended.returncode == 4
     assert NOWHERE in ended.stderr
     assert os.listdir(tmp_path / "tmp") == []
+
+
+@pytest.mark.parametrize(
+    ("given", "network"),
+    [
+        ((), None),
+        (("bridge",), "bridge"),
+        (("allow:one.test", "allow:*.two.test:81"), "allow:one.test,*.two.test:81"),
+        (("allow:one.test", "bridge"), ""),
+        (("bridge", "none"), ""),
+    ],
+)
+def test_hosts_of_several_options_are_one_network(given: tuple[str, ...], network: str | None) -> None:
+    context = click.Context(click.Command("x"))
+    if network == "":
+        with pytest.raises(click.BadParameter, match="cannot be had together: .*, "):
+            options.network(context, click.Option(["--network"]), given)
+    else:
+        assert options.network(context, click.Option(["--network"]), given) == network
 
 
 @pytest.mark.parametrize("option", [("--image", "x"), ("--network", "bridge")])

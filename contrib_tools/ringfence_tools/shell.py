@@ -37,6 +37,8 @@ COMMAND_SECONDS = 30.0
 PYTHON_SECONDS = 5.0
 MAX_VARIABLES, MAX_NAME_CHARACTERS, MAX_VALUE_CHARACTERS = 64, 80, 512
 MAX_CHANGES = 100
+MAX_REFUSED = 5
+"""The most refused hosts on the line of a command."""
 """The most changed paths in one answer. The others are counted."""
 
 _SECONDS = f"At least {SHORTEST_SECONDS:g}, at most what is allowed here."
@@ -152,6 +154,9 @@ class CommandOutcome:
             )
             plural = "s" * (connections != 1)
             facts.append(f"network: {connections} connection{plural}, {sent:,} bytes sent, {received:,} received")
+            if refused := [host.place for host in self.network if host.refused]:
+                more = f" and {len(refused) - MAX_REFUSED} more" if len(refused) > MAX_REFUSED else ""
+                facts.append(f"refused: {', '.join(refused[:MAX_REFUSED])}{more}")
         if self.leftovers:
             left = "a process" if self.leftovers == 1 else f"{self.leftovers} processes"
             facts.append(f"{left} that it left running had to be ended")

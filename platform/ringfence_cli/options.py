@@ -177,17 +177,18 @@ def secret(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
     return value
 
 
-def network(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse what is no network."""
-    if value is None:
+def network(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | None:
+    """Refuse what is no network. The hosts of several options are one network."""
+    if not value:
         return None
     from ringfence_sandbox import allowed_hosts
 
     try:
-        allowed_hosts(value)
+        if len({allowed_hosts(one) is not None or one for one in value}) > 1:
+            raise ValueError(f"these cannot be had together: {', '.join(value)}")
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from None
-    return value
+    return ",".join((value[0], *(one.removeprefix("allow:") for one in value[1:]))) if ":" in value[0] else value[0]
 
 
 def number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
@@ -260,9 +261,10 @@ _CONTAINER = (
     click.option(
         "--network",
         callback=network,
+        multiple=True,
         metavar="KIND",
         help="With podman: the network of commands: none, allow:HOST[:PORT],*.HOST for these hosts alone, or all that "
-        "bridge, slirp4netns or pasta reach.  [default: none]",
+        "bridge, slirp4netns or pasta reach. Hosts may be given several times.  [default: none]",
     ),
     click.option(
         "--keep-environment",

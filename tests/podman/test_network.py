@@ -215,10 +215,15 @@ def test_a_request_to_the_containers_own_host_stays_there(named: PodmanSandbox) 
         "    with listener.accept()[0] as client:\n"
         "        client.recv(1000); client.sendall(b'HTTP/1.0 200 OK\\r\\n\\r\\nown')\n"
         "threading.Thread(target=serve).start()\n"
-        "print(get(f'http://127.0.0.1:{listener.getsockname()[1]}/'))",
+        "print(get(f'http://localhost:{listener.getsockname()[1]}/'))",
     )
     assert result.stdout == "b'own'\n"
     assert result.network.hosts == ()
+
+
+def test_a_loopback_address_that_is_named_is_this_machines(named: PodmanSandbox, site: Site) -> None:
+    result = run(named, f"print(os.environ['NO_PROXY'], get('http://127.0.0.1:{site.port}/'))")
+    assert result.stdout == "localhost,::1 b'xxxxx'\n"
 
 
 def test_tls_for_another_site_of_the_host_is_refused(named: PodmanSandbox, secure: Site) -> None:
@@ -297,6 +302,7 @@ def test_a_receipt_has_the_hosts_and_what_was_exchanged(named: PodmanSandbox, si
         result = ToolExecutor(prompt=prompt, session=session).call("evaluate_python", {"code": code})
     assert "two.test:80 is not allowed" in str(result.value)
     assert "network: 1 connection, " in result.message
+    assert "; refused: two.test:80" in result.message
     (receipt,) = session[Receipt].all()
     hosts = json.loads(json.dumps(receipt.to_json()))["network"]
     assert [(one["host"], one["port"], one["connections"], one["refused"]) for one in hosts] == [

@@ -49,6 +49,12 @@ class HostTraffic:
     reason: str = ""
     """Why the last of them was refused."""
 
+    @property
+    def place(self) -> str:
+        """The host and the port in one word."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if self.port else host or "(unreadable)"
+
 
 @dataclass(frozen=True, slots=True)
 class Receipt:

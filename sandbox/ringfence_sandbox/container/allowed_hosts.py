@@ -92,10 +92,12 @@ class _Rule:
     port: int
     """0 for the usual ones."""
 
-    def fits(self, host: str, port: int) -> bool:
-        if port not in ({self.port} if self.port else USUAL_PORTS):
-            return False
+    def fits(self, host: str) -> bool:
         return host.endswith(f".{self.host}") if self.with_subdomains else host == self.host
+
+    @property
+    def ports(self) -> frozenset[int]:
+        return frozenset({self.port}) if self.port else USUAL_PORTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +113,23 @@ class AllowedHosts:
 
     def allows(self, host: str, port: int) -> bool:
         """Whether a host is named, as `normalise_host` has it."""
-        return any(rule.fits(host, port) for rule in self.rules)
+        return port in self.ports(host)
+
+    def ports(self, host: str) -> frozenset[int]:
+        """Return the ports of a host, as `normalise_host` has it; none if it is not named."""
+        return frozenset[int]().union(*(rule.ports for rule in self.rules if rule.fits(host)))
+
+    def names_address(self, text: str, port: int) -> bool:
+        """Whether an address is named for names that lead to it: without a port, it is named for all of their ports."""
+        address = as_address(text)
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        host = str(mapped or address)
+        return any(rule.fits(host) and rule.port in (0, port) for rule in self.rules)
 
     def allows_address(self, text: str, port: int) -> bool:
         """Whether a name may lead to this address: it is of the public internet, or named itself."""
         address = as_address(text)
-        if address is None:
-            return False
-        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-        return is_routable(address) or self.allows(str(mapped or address), port)
+        return address is not None and (is_routable(address) or self.names_address(text, port))
 
 
 def _rule(word: str) -> _Rule:

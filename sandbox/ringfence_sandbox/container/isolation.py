@@ -18,10 +18,8 @@ Network: TypeAlias = str
 NETWORKS = ("none", "bridge", "slirp4netns", "pasta")
 PREFIX = "allow:"
 PROXY_PORT = 3128
-_PROXY = {
-    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), f"http://127.0.0.1:{PROXY_PORT}"),
-    **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
-}
+_PROXY = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), f"http://127.0.0.1:{PROXY_PORT}")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 WORKSPACE = "/workspace"
 CONTROL = "/run/ringfence"
@@ -102,13 +100,17 @@ def options(
 
     Many spellings are accepted there and do nothing; these are the ones that do.
     """
-    by_name = allowed_hosts(network) is not None
+    allowed = allowed_hosts(network)
+    proxy: dict[str, str] = {}
+    if allowed is not None:
+        direct = ",".join(host for host in _LOOPBACK if not allowed.ports(host))
+        proxy = {**_PROXY, "NO_PROXY": direct, "no_proxy": direct}
     pids = limits.processes + 8  # the executor, and what comes and goes with it
     return {
         "image": image,
         "user": users.user,
         **users.options,
-        "network_mode": "none" if by_name else network,
+        "network_mode": "none" if proxy else network,
         "cap_drop": ["all"],
         "no_new_privileges": True,
         "seccomp_profile_path": profile_path(),
@@ -143,7 +145,7 @@ def options(
         "pid_mode": "private",
         "uts_mode": "private",
         "hostname": "sandbox",
-        "environment": {"HOME": "/tmp", "container": "podman", **(_PROXY if by_name else {})},  # noqa: S108
+        "environment": {"HOME": "/tmp", "container": "podman", **proxy},  # noqa: S108
         "use_config_proxy": False,
         "systemd": "false",
         "working_dir": "/",

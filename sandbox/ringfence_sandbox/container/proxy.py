@@ -196,8 +196,14 @@ class Proxy:
     async def _connect(self, request: HttpRequest) -> socket.socket:
         """A connection to an address of the host that was checked."""
         name, port = request.host, request.port
-        if not self._allowed.allows(name, port):
-            raise _RefusedError(403, f"{_shown(name, port)} is not allowed by --network")
+        ports = self._allowed.ports(name)
+        if port not in ports:
+            only = (
+                f", only its port {' and '.join(map(str, sorted(ports)))}: a further one is to be named"
+                if ports
+                else ""
+            )
+            raise _RefusedError(403, f"{_shown(name, port)} is not allowed by --network{only}")
         try:
             addresses = [name] if as_address(name) is not None else await self._resolved(name, port)
         except OSError as error:
@@ -213,7 +219,7 @@ class Proxy:
                 async with asyncio.timeout(_CONNECT_SECONDS):
                     await asyncio.get_running_loop().sock_connect(connection, (address, port))
                 is_here = connection.getpeername()[0] == connection.getsockname()[0]
-                if not is_here or self._allowed.allows(address, port):
+                if not is_here or self._allowed.names_address(address, port):
                     return connection
                 failure = f"{address} is this machine, and --network does not name it"
             except OSError as error:
