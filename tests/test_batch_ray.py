@@ -56,6 +56,10 @@ def repo(tmp_path: Path) -> Path:
     return tmp_path / "repo"
 
 
+def contents(place: Path) -> dict[str, tuple[str, int, object]]:
+    return {name: (path.kind, path.mode, path.content) for name, path in capture_tree(place).items()}
+
+
 def begun(batch: Batch, cluster: RayCluster) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", DRIVER, batch.ledger.out, cluster.address])
 
@@ -68,7 +72,7 @@ def test_a_pack_of_the_workspace_is_what_workers_copy(repo: Path, tmp_path: Path
     assert outcomes(batch) == {"one": "done", "two": "done", "gone": "task-failed"}
     (pack,) = (tmp_path / "out/sources").iterdir()
     unpack_source(pack, tmp_path / "again")
-    assert capture_tree(tmp_path / "again") == capture_tree(repo)
+    assert contents(tmp_path / "again") == contents(repo)
     assert not workers_of(batch.ledger.out)
     assert not scratch(batch)
 

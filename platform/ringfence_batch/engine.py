@@ -36,7 +36,7 @@ class Engine(Protocol):
     """Runs attempts. It may lose all that it knows with its process: the ledger is the truth."""
 
     slots: int
-    """How many attempts run at once."""
+    """How many attempts run at once. A `poll` may change it."""
 
     def start(self, request: Request) -> None:
         """Begin an attempt in a free slot."""
