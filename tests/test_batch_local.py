@@ -121,14 +121,14 @@ Batch.open(sys.argv[1], retries=50).run(jobs=3)
 
 
 def test_kills_at_random_leave_one_result_a_task_and_nothing_else(repo: Path, tmp_path: Path) -> None:
-    chance, count = random.Random(SEED), amount(test=20, prove=300)
+    chance, count = random.Random(SEED), amount(test=20, prove=10_000)
     before = capture_tree(repo)
     tasks = [sleepy(repo, f"task-{number}", 0.05) for number in range(count)]
     batch = Batch(tasks, out=tmp_path / "out")
     published = dict[str, float]()
     while any(outcome is None for outcome in outcomes(batch).values()):
         driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(batch.ledger.out)], stdout=subprocess.DEVNULL)
-        for _ in range(chance.randrange(1, 4)):
+        for _ in range(chance.randrange(1, 4) * amount(test=1, prove=20)):
             time.sleep(chance.uniform(0.1, 0.9))
             kill_a_worker(driver.pid, chance)
         time.sleep(chance.uniform(0.1, 0.5))
