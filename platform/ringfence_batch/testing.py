@@ -63,8 +63,8 @@ class EngineContract:
     def test_attempts_run_side_by_side(self, tmp_path: Path) -> None:
         ledger = _ledger(tmp_path, **{name: [_act(name), END] for name in ("waits", "waits-too")})
         with closing(self.engine(ledger.out, 2)) as engine:
-            for name in ("waits", "waits-too"):
-                _start(engine, Request(name, is_last=False))
+            for running, name in enumerate(("waits", "waits-too")):
+                _start(engine, Request(name, is_last=False), running)
             pids = [_pid(tmp_path, engine, name) for name in ("waits", "waits-too")]
         assert len(set(pids)) == 2
 
@@ -125,12 +125,12 @@ def _ledger(place: Path, **scripts: Sequence[Mapping[str, object]]) -> Ledger:
     return Ledger.create(place / "out", tasks)
 
 
-def _start(engine: Engine, request: Request) -> None:
+def _start(engine: Engine, request: Request, running: int = 0) -> None:
     """Start an attempt as a driver does: once there is a slot for it."""
     end = monotonic() + SECONDS
-    while not engine.slots:
+    while engine.slots <= running:
         assert monotonic() < end, "there is no slot"
-        engine.poll(0.1)
+        assert not [one for one in engine.poll(0.1) if one.id], "an attempt ended"
     engine.start(request)
 
 
