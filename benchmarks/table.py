@@ -31,7 +31,7 @@ TIMED = (
     "rendering.py",
     "shell.py",
 )
-FILES = (*TIMED, "imports.py", "memory.py")
+FILES = (*TIMED, "imports.py", "memory.py", "batch.py")
 HEADINGS = ("ratio", "target", "met", "area", "what", "ringfence", "baseline", "is")
 
 NOTES = f"""\
