@@ -8,7 +8,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
-from ringfence_cli.serve.questions import Elicitation, ask, asking_result, can_elicit, elicitation_of, said_in
+from ringfence_cli.serve.questions import Elicitation, ask, asking_result, elicitation_of, said_in
 from ringfence_cli.serve.server import Connected
 from ringfence_cli.serve.transports import reserve_streams, serve_stdio
 
@@ -24,7 +24,6 @@ async def call_tool(
     context: ServerRequestContext[Connected], params: types.CallToolRequestParams
 ) -> types.CallToolResult | types.InputRequiredResult:
     how = elicitation_of(context)
-    assert can_elicit(context) == (how is not None)
     if how is None:
         text = "cannot ask"
     elif how is Elicitation.REQUEST:

@@ -89,7 +89,6 @@ class ApprovalPolicy(BasePolicy):
         *,
         timeout_seconds: float = ASK_SECONDS,
         ignored: Callable[[], IgnoredPaths] | None = None,
-        clock: Callable[[], float] = monotonic,
     ) -> None:
         """``of`` says which calls: "commands" is of opaque tools, "writes" of all that change files, a name of a tool
         is of that tool, and any other word is a glob of changed paths, as in `PathPolicy`.
@@ -107,7 +106,6 @@ class ApprovalPolicy(BasePolicy):
             raise PromptValidationError(f"timeout_seconds is more than 0, not {timeout_seconds!r}")
         self.timeout_seconds = timeout_seconds
         self._ask = ask
-        self._clock = clock
         self._covers = covering_any_case(sorted(self.of - {COMMANDS, WRITES}))
         self._ignored = ignored
         self._always: set[Hashable] = set()
@@ -127,12 +125,10 @@ class ApprovalPolicy(BasePolicy):
         return hook != "check" or bool(self._reason_before(tool))
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        reason = self._reason_before(tool)
-        if not reason:
-            return ALLOW
-        keys: set[Hashable] = {("before", *_command_key(tool, params, context))}
-        request = ApprovalRequest(_call_id(context), tool.name, params, reason, always="exactly this call")
-        return self._decision(request, keys, context)
+        assert context.call is not None
+        reason, always = self._reason_before(tool), "exactly this call"
+        request = ApprovalRequest(context.call.call_id, tool.name, params, reason, always=always)
+        return self._decision(request, {("before", *_command_key(tool, params, context))}, context)
 
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
@@ -186,26 +182,20 @@ class ApprovalPolicy(BasePolicy):
         request = replace(request, timeout_seconds=seconds, cancellation=context.cancellation)
         if context.session.secrets:
             request = context.session.secrets.mask(request)
-        call, until = context.call, self._clock() + seconds
+        call, until = context.call, monotonic() + seconds
         assert call is not None
         call.awaits_approval = True
         try:
             answer = self._ask(request)
         finally:
             call.awaits_approval = False
-        if answer is None or self._clock() > until:
+        if answer is None or monotonic() > until:
             return PolicyDecision.deny(f"nobody answered within {seconds:.0f} s, so it counts as a no")
-        if not isinstance(answer, Approval) or type(answer.allowed) is not bool:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"the answer was {answer!r}, which is no Approval that says yes or no")
-        if not answer.allowed:
+        if answer.allowed is not True:  # a word such as "no" is no yes
             return PolicyDecision.deny(answer.reason or "it was not approved")
         if answer.always:
             self._always |= keys
         return ALLOW
-
-
-def _call_id(context: ToolContext) -> str:
-    return "" if context.call is None else context.call.call_id
 
 
 def _command_key(tool: Tool[Any, Any], params: object, context: ToolContext) -> tuple[Hashable, ...]:

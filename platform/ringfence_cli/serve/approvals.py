@@ -12,6 +12,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -38,6 +39,8 @@ LOOK_SECONDS = 0.1
 """How often a waiting call looks whether it was cancelled."""
 
 Context: TypeAlias = ServerRequestContext[Any, Any]
+Running: TypeAlias = Callable[[Cancellation], AbstractContextManager[object]]
+"""A block in which the server cancels a cancellation when it stops."""
 Answer: TypeAlias = Callable[[Context, types.CallToolRequestParams, Cancellation], Awaitable[types.CallToolResult]]
 
 
@@ -116,20 +119,13 @@ class Approvals:
             del self._contexts[cancellation]
 
     async def answer_in_rounds(
-        self,
-        context: Context,
-        params: types.CallToolRequestParams,
-        running: Callable[[Cancellation], AbstractContextManager[object]],
-        answer: Answer,
+        self, context: Context, params: types.CallToolRequestParams, running: Running, answer: Answer
     ) -> types.CallToolResult | types.InputRequiredResult:
-        """Run a call up to its first question or its result, or go on with one that has asked.
-
-        ``running`` is a block in which the server cancels a cancellation when it stops.
-        """
+        """Run a call up to its first question or its result, or go on with one that has asked."""
         if params.request_state is None:
             rounds = Rounds(params.name, params.arguments)
             group: TaskGroup = context.lifespan_context.group
-            group.start_soon(self._complete, rounds, context, params, running, answer)
+            group.start_soon(self._complete, rounds, running, partial(answer, context, params, rounds.cancellation))
         else:
             rounds = next((one for one in self._rounds.values() if one.go_on(params)), None)
             if rounds is None:
@@ -154,22 +150,16 @@ class Approvals:
         return result
 
     async def _complete(
-        self,
-        rounds: Rounds,
-        context: Context,
-        params: types.CallToolRequestParams,
-        running: Callable[[Cancellation], AbstractContextManager[object]],
-        answer: Answer,
+        self, rounds: Rounds, running: Running, answer: Callable[[], Awaitable[types.CallToolResult]]
     ) -> None:
-        cancellation = rounds.cancellation
-        self._rounds[cancellation] = rounds
+        self._rounds[rounds.cancellation] = rounds
         try:
-            with running(cancellation):
-                rounds.result = await self.answer(context, params, cancellation, answer)
+            with running(rounds.cancellation):
+                rounds.result = await answer()
         except Exception as error:
             rounds.result = error
         finally:
-            del self._rounds[cancellation]
+            del self._rounds[rounds.cancellation]
             rounds.news.set()
 
     def ask(self, request: ApprovalRequest) -> Approval | None:

@@ -45,11 +45,6 @@ def elicitation_of(context: ServerRequestContext[Any, Any]) -> Elicitation | Non
     return Elicitation.REQUEST if context.session.can_send_request else None
 
 
-def can_elicit(context: ServerRequestContext[Any, Any]) -> bool:
-    """Whether the person at the client of a call can be asked."""
-    return elicitation_of(context) is not None
-
-
 async def ask(context: ServerRequestContext[Any, Any], message: str, choices: Sequence[str]) -> Said:
     """Ask by a request, and wait for the answer. A cancellation withdraws the question.
 

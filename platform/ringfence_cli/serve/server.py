@@ -210,9 +210,9 @@ class WorkspaceServer:
     ) -> types.CallToolResult | types.InputRequiredResult:
         approvals, answer = self._approvals, self._answer
         if approvals is not None:
+            answer = partial(approvals.answer, answer=answer)
             if elicitation_of(context) is Elicitation.RESULT:
                 return await approvals.answer_in_rounds(context, params, self._cancellation, answer)
-            answer = partial(approvals.answer, answer=answer)
         with self._cancellation() as cancellation:
             async with anyio.create_task_group() as group:
                 group.start_soon(report_progress, params.name, cancellation, context)
