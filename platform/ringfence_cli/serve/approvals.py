@@ -7,13 +7,11 @@ waits on its thread in between.
 from __future__ import annotations
 
 import hmac
-import queue
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from time import monotonic
 from typing import Any, TypeAlias
 
 import anyio
@@ -57,12 +55,18 @@ class Rounds:
     result: types.CallToolResult | Exception | None = None
     state: str = ""
     choices: Sequence[str] = ()
-    said: queue.SimpleQueue[Said] = field(default_factory=queue.SimpleQueue)
+    said: Said = field(default_factory=lambda: Said(None))
+    answered: anyio.Event = field(default_factory=anyio.Event)
 
-    def ask(self, text: str, choices: Sequence[str]) -> None:
-        self.state, self.choices = secrets.token_urlsafe(32), choices
+    async def ask(self, text: str, choices: Sequence[str]) -> Said:
+        self.state, self.choices, self.answered = secrets.token_urlsafe(32), choices, anyio.Event()
         self.question = asking_result(text, choices, self.state)
         self.news.set()
+        try:
+            await self.answered.wait()
+        finally:
+            self.state = ""
+        return self.said
 
     def go_on(self, params: types.CallToolRequestParams) -> bool:
         """Take the answer in a repeated request. Return False if it answers no question of this call."""
@@ -71,7 +75,8 @@ class Rounds:
         if not (self_state and same and hmac.compare_digest(state.encode(), self_state.encode())):
             return False
         self.state, self.question, self.news = "", None, anyio.Event()
-        self.said.put(said_in(params, self.choices))
+        self.said = said_in(params, self.choices)
+        self.answered.set()
         return True
 
 
@@ -170,16 +175,8 @@ class Approvals:
             return Approval(False, CANNOT_ASK)
         # Clients that cannot be told apart share a session: one must not answer for the others.
         choices = ("yes", "no", "always") if identity_of(context) is not None else ("yes", "no")
-        from_thread.run_sync(self._wait, request)
-        try:
-            if how is Elicitation.REQUEST:
-                said = from_thread.run(_ask_meanwhile, context, request, cancellation, choices)
-            else:
-                rounds = self._rounds[cancellation]
-                from_thread.run_sync(rounds.ask, _text(request, choices), choices)
-                said = _wait_for(rounds, request, cancellation)
-        finally:
-            self._waiting = None
+        question = partial(ask, context) if how is Elicitation.REQUEST else self._rounds[cancellation].ask
+        said = from_thread.run(self._wait, request, cancellation, partial(question, _text(request, choices), choices))
         if said is None:
             return None
         if isinstance(said, MCPError):
@@ -188,43 +185,32 @@ class Approvals:
             return Approval(True, always=said.choice == "always")
         return Approval.no(said.comment.strip())
 
-    def _wait(self, request: ApprovalRequest) -> None:
+    async def _wait(
+        self, request: ApprovalRequest, cancellation: Cancellation, question: Callable[[], Awaitable[Said]]
+    ) -> Said | MCPError | None:
+        """Ask, and refuse other calls meanwhile. None: nobody has answered in time, or the call was cancelled."""
+        said: Said | MCPError | None = None
+
+        async def look() -> None:
+            while not cancellation.cancelled:
+                await anyio.sleep(LOOK_SECONDS)
+            group.cancel_scope.cancel()
+
         self._waiting = request
         for scope in self._queued:
             scope.cancel()
-
-
-async def _ask_meanwhile(
-    context: Context, request: ApprovalRequest, cancellation: Cancellation, choices: Sequence[str]
-) -> Said | MCPError | None:
-    """Ask by a request of our own. None: nobody has answered in time, or the call was cancelled."""
-    said: Said | MCPError | None = None
-
-    async def look() -> None:
-        while not cancellation.cancelled:
-            await anyio.sleep(LOOK_SECONDS)
-        group.cancel_scope.cancel()
-
-    with anyio.move_on_after(request.timeout_seconds):
-        async with anyio.create_task_group() as group:
-            group.start_soon(look)
-            try:
-                said = await ask(context, _text(request, choices), choices)
-            except MCPError as error:
-                said = error
-            group.cancel_scope.cancel()
-    return said
-
-
-def _wait_for(rounds: Rounds, request: ApprovalRequest, cancellation: Cancellation) -> Said | None:
-    until = monotonic() + request.timeout_seconds
-    while not cancellation.cancelled and monotonic() < until:
         try:
-            return rounds.said.get(timeout=LOOK_SECONDS)
-        except queue.Empty:
-            continue
-    rounds.state = ""
-    return None
+            with anyio.move_on_after(request.timeout_seconds):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(look)
+                    try:
+                        said = await question()
+                    except MCPError as error:
+                        said = error
+                    group.cancel_scope.cancel()
+        finally:
+            self._waiting = None
+        return said
 
 
 def _text(request: ApprovalRequest, choices: Sequence[str]) -> str:
