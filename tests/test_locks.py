@@ -55,7 +55,6 @@ def fetched(project: Path, index: Index) -> dict[str, bytes]:
     registries = Registries(python=f"{index.url}/simple", npm=index.url)
     said: list[str] = []
     fetcher, place = Fetcher(registries, said.append), project.parent / "fetched"
-    place.mkdir()
     artefacts: list[Artefact]
     if locks(str(project)) == [NPM_LOCK]:
         artefacts = list(npm_project(str(project), NODE, registries).artefacts)
@@ -64,7 +63,7 @@ def fetched(project: Path, index: Index) -> dict[str, bytes]:
     try:
         fetcher.fetch_all(artefacts, place, "packages")
     finally:
-        found = {path.name: path.read_bytes() for path in place.iterdir()}
+        found = {path.name: path.read_bytes() for path in place.glob("*")}
         assert set(found) <= {artefact.filename for artefact in artefacts}
     return found
 

@@ -66,12 +66,13 @@ class Fetcher:
         self._shown = 0.0
 
     def fetch_all(self, artefacts: Sequence[Artefact], directory: Path, what: str) -> None:
-        """Fetch all into a directory.
+        """Fetch all into a directory, which is made.
 
         Raises:
             LockError: one cannot be had, or is not what its hash says.
         """
         done, size = 0, 0
+        directory.mkdir(exist_ok=True)
         self._progress(f"fetching {len(artefacts)} {what}")
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:

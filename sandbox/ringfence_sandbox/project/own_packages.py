@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from packaging.utils import InvalidName, canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from ringfence_sandbox.container.isolation import WORKSPACE
 from ringfence_sandbox.project.project_files import read_project_file
@@ -30,7 +30,7 @@ def own_packages(root: str, directories: Sequence[str]) -> Mapping[str, str]:
     paths: list[str] = []
     for directory in directories:
         below = f"{directory}/" if directory else ""
-        with suppress(AttributeError, TypeError, ValueError, InvalidName, InvalidVersion):  # its tools say it better
+        with suppress(AttributeError, TypeError, ValueError):  # its tools say it better
             content = (read_project_file(root, f"{below}pyproject.toml") or b"").decode()
             files.update(_metadata(tomllib.loads(content).get("project", {})))
         source = "src" if Path(root, below, "src").is_dir() else ""

@@ -28,7 +28,7 @@ from ringfence_sandbox.disk.state_files import replacing
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.project.artefacts import Artefact, Fetcher, LockError
 from ringfence_sandbox.project.devcontainer import PLACES, Devcontainer, devcontainer
-from ringfence_sandbox.project.npm_lock import NpmProject, npm_project
+from ringfence_sandbox.project.npm_lock import npm_project
 from ringfence_sandbox.project.own_packages import own_packages
 from ringfence_sandbox.project.project_files import (
     NPM_LOCK,
@@ -278,7 +278,6 @@ class _Build:
             for note in notes:
                 self._note(note)
         directory = place / "python"
-        directory.mkdir()
         self._progress(f"looking for {len(pins)} packages for {target}")
         artefacts = artefacts_of(pins, target, self._registries, self._fetcher)
         self._fetcher.fetch_all(artefacts, directory, "Python packages")
@@ -294,11 +293,10 @@ class _Build:
         if target is None:
             self._note(f"{NPM_LOCK} is not installed: the image has no node with npm")
             return
-        project: NpmProject = npm_project(self._root, target, self._registries)
+        project = npm_project(self._root, target, self._registries)
         for note in project.notes:
             self._note(note)
         directory = place / "npm"
-        directory.mkdir()
         self._fetcher.fetch_all(project.artefacts, directory, "npm packages")
         for artefact in project.artefacts:
             context.add_file(_in_npms_cache(artefact), directory / artefact.filename)

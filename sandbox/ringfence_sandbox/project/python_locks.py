@@ -10,18 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from packaging.markers import InvalidMarker, Marker
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import (
-    InvalidName,
-    InvalidSdistFilename,
-    InvalidWheelFilename,
-    canonicalize_name,
-    parse_sdist_filename,
-    parse_wheel_filename,
-)
-from packaging.version import InvalidVersion, Version
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
+from packaging.version import Version
 
 from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.project.artefacts import Artefact, Fetcher, LockError, basename, strong
@@ -29,8 +22,8 @@ from ringfence_sandbox.project.project_files import UV_LOCK, inside, read_projec
 from ringfence_sandbox.project.registries import Registries
 from ringfence_sandbox.project.target import PythonTarget
 
-_INVALID = (InvalidName, InvalidVersion, InvalidMarker, InvalidRequirement, InvalidSpecifier)
-_MALFORMED = (*_INVALID, AttributeError, KeyError, TypeError, ValueError, RecursionError)
+# Whatever packaging finds invalid is a ValueError.
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 _AT_ONCE = 4
 _LOCAL = ("editable", "virtual", "directory")
 Record = Mapping[str, Any]
@@ -183,7 +176,7 @@ def requirement_pins(root: str, names: Sequence[str], target: PythonTarget) -> t
                 if wanted.marker is not None and not wanted.marker.evaluate({**target.environment, "extra": ""}):
                     continue
                 pin = _requirement_pin(wanted, strong(hashes))
-            except (*_INVALID, ValueError) as error:
+            except ValueError as error:
                 raise LockError(f"{file}: {text[:200]!r}: {error}") from error
             earlier = pins.setdefault(pin.name, pin)
             if earlier.version != pin.version:
@@ -225,20 +218,18 @@ def artefacts_of(
 
 
 def _artefact(pin: Pin, target: PythonTarget, registries: Registries, fetcher: Fetcher) -> Artefact:
-    files = [(name, url, hashes) for name, url, hashes in pin.files]
+    files = [*pin.files]
     if pin.registry and (registries.python or not files):
         indexes = [registries.python or target.index.rstrip("/"), *registries.python_extra]
         served = [file for index in indexes for file in fetcher.index_files(index, pin.name)]
         known = {name: hashes for name, _, hashes in files}
         files = [(name, url, known.get(name, pin.hashes)) for name, url in served if not known or name in known] + files
-    ranked = sorted(
-        (rank, number) for number, file in enumerate(files) if (rank := _rank(file[0], pin, target)) is not None
-    )
-    if not ranked:
+    ranks = {name: rank for name, _, _ in files if (rank := _rank(name, pin, target)) is not None}
+    if not ranks:
         raise LockError(f"{pin} has neither a wheel for {target} nor a source that is known here")
-    name = files[ranked[0][1]][0]
-    urls = [url for other, url, _ in files if other == name]
-    return Artefact(str(pin), files[ranked[0][1]][2], urls, name)
+    best = min(ranks, key=ranks.__getitem__)
+    same = [(url, hashes) for name, url, hashes in files if name == best]
+    return Artefact(str(pin), same[0][1], [url for url, _ in same], best)
 
 
 def _rank(filename: str, pin: Pin, target: PythonTarget) -> int | None:
@@ -253,6 +244,6 @@ def _rank(filename: str, pin: Pin, target: PythonTarget) -> int | None:
             name, version = parse_sdist_filename(filename)
             ranks = [len(target.tags)]
         same = name == pin.name and (not pin.registry or version == Version(pin.version))
-    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+    except ValueError:
         return None
     return min(ranks, default=None) if same else None
