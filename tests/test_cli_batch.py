@@ -16,6 +16,8 @@ from captured_tree import capture_tree
 from command_line import ringfence, ringfence_text
 from terminals import Terminal
 
+from ringfence_batch import Batch, read_tasks
+
 EDIT = {"name": "edit_file", "arguments": {"file_path": "a.txt", "old_string": "one", "new_string": "two"}}
 READ = {"name": "read_file", "arguments": {"file_path": "a.txt"}}
 NAP = """
@@ -103,28 +105,21 @@ def test_wrong_tasks_are_all_named_and_nothing_is_begun(place: Place) -> None:
         assert f"{place.tasks}:{line}: " in done.stderr
     assert "3 tasks" in done.stderr
     assert not place.out.exists()
+    place.write("{")
     assert json.loads(place.run("--json").stdout)["exit_code"] == 2
 
 
-@pytest.mark.parametrize(
-    ("tasks", "code"),
-    [
-        ({"good": {}, "wrong": {"workspace": "nowhere"}, "used-up": {"limits": {"turns": 1}}}, 1),
-        ({"wrong": {"workspace": "nowhere"}, "provider": {"model": "script:short.jsonl"}}, 3),
-    ],
-)
-def test_exit_codes_tell_a_failed_task_from_failed_infrastructure(
-    place: Place, tasks: Mapping[str, Mapping[str, Any]], code: int
-) -> None:
-    place.write(*(place.task(task_id) | {**more} for task_id, more in tasks.items()))
+def test_a_batch_with_a_failed_task_exits_with_1_and_says_why(place: Place) -> None:
+    place.write(place.task("wrong", workspace="nowhere"), place.task("used-up", limits={"turns": 1}))
     done = place.run()
-    assert done.returncode == code
-    assert "why:" in done.stderr
+    assert done.returncode == 1
+    assert "2  task-failed" in done.stderr
+    assert "nowhere cannot be copied" in done.stderr
 
 
 def test_a_directory_that_is_no_batch_or_one_of_other_tasks_is_refused(place: Place) -> None:
     place.write(place.task("a"))
-    assert place.run().returncode == 0
+    Batch(read_tasks(place.tasks), out=place.out)
     place.write(place.task("a", task="Something else."))
     done = place.run()
     assert done.returncode == 2

@@ -170,7 +170,8 @@ def cancel(invocation: Invocation, out: Path, ids: tuple[str, ...]) -> int:
     Without ID, all tasks that have no result.
     """
     ledger = _open(out)
-    _tell(invocation, "cancelled", [task_id for task_id in _known(ledger, ids) if ledger.cancel(task_id)])
+    chosen = [task_id for task_id in _known(ledger, ids) if ledger.cancel(task_id, "by `ringfence batch cancel`")]
+    _tell(invocation, "cancelled", chosen)
     return 0
 
 

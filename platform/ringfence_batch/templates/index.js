@@ -25,6 +25,7 @@ function element(name, kind, text) {
 }
 
 function duration(seconds) {
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 60) return `${seconds.toFixed(1)} s`;
   const minutes = Math.floor(seconds / 60);
   return minutes < 60 ? `${minutes} min ${Math.floor(seconds % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
@@ -42,10 +43,9 @@ function line(row) {
     files.append(link);
   }
   made.append(what, badge);
-  const has = row.directory !== "";
   for (const [text, name] of [
-    [has ? duration(row.seconds) : "", ""], [row.tokens === null ? "" : row.tokens.toLocaleString("en"), "tokens"],
-    [has ? row.turns : "", "turns"], [row.attempts, row.attempts === 1 ? "attempt" : "attempts"],
+    [row.seconds ? duration(row.seconds) : "", ""], [row.tokens === null ? "" : row.tokens.toLocaleString("en"), "tokens"],
+    [row.turns || "", "turns"], [row.attempts, row.attempts === 1 ? "attempt" : "attempts"],
   ]) {
     const cell = element("td", "number", text);
     if (name && text !== "") cell.dataset.name = name;
