@@ -192,7 +192,8 @@ def test_a_terminal_shows_how_far_a_batch_is_until_ctrl_c(place: Place) -> None:
 def test_an_engine_that_is_not_installed_is_named_before_anything_is_begun(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ringfence_batch.ray", None)
+    monkeypatch.delitem(sys.modules, "ringfence_batch.ray", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
     place.write(place.task("a"))
     done = place.run("--engine", "ray")
     assert (done.returncode, "'ray'" in done.stderr, place.out.exists()) == (2, True, False)

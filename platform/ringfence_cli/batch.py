@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -210,15 +211,16 @@ def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given:
 
     errors = ErrorStream()
     try:
-        make_engine = _engine_class(given["engine"])
-        opened, is_interrupted = begin(), False
-        engine = make_engine(out, given["jobs"]) if make_engine is not None else None
-        with shown(None if given["quiet"] else errors) as show:
+        make_engine, is_interrupted = _engine_class(given["engine"]), False
+        opened = begin()
+        with ExitStack() as stack:
+            engine = stack.enter_context(closing(make_engine(out, given["jobs"]))) if make_engine is not None else None
+            show = stack.enter_context(shown(None if given["quiet"] else errors))
             try:
                 opened.run(engine=engine, jobs=given["jobs"], task_deadline=given["task_deadline"], show=show)
             except KeyboardInterrupt:
                 is_interrupted = True
-    except (LedgerError, TaskFileError) as error:
+    except (LedgerError, TaskFileError, ConnectionError) as error:
         raise NotStartedError(str(error)) from None
     summary = opened.summary or summarize(opened.ledger)
     if invocation.wants_json:
@@ -238,10 +240,8 @@ def _engine_class(name: EngineName) -> Callable[[Path, int | None], Engine] | No
         return None
     try:
         return import_module("ringfence_batch.ray").RayEngine
-    except ModuleNotFoundError:
-        from ringfence.extras import missing
-
-        raise click.UsageError(missing("ray", "ray")) from None
+    except ModuleNotFoundError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _lines(summary: Summary) -> Iterator[str]:
