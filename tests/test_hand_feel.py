@@ -76,6 +76,29 @@ def test_undo_of_a_run_reverses_all_its_steps_and_those_of_no_other(tree: Path) 
     assert ringfence("undo", "--run", "1", cwd=tree).returncode == 2
 
 
+def test_undo_of_a_run_names_it_and_says_when_it_is_undone(tree: Path) -> None:
+    first = ringfence("undo", "--run", cwd=tree)
+    assert b"the run 'Do it.' (steps 2 to 3)" in first.stderr
+    again = ringfence("undo", "--run", cwd=tree)
+    assert (again.returncode, b"the run 'Do it.' (steps 2 to 3) is undone already" in again.stderr) == (1, True)
+
+
+def test_undo_and_restore_only_count_ignored_paths(tree: Path) -> None:
+    (tree / ".gitignore").write_text("build/\n")
+    subprocess.run(["git", "init", "-q", tree], check=True)
+    assert run(tree, write("d.txt", "d\n"), write("build/1.o", "x"), write("build/2.o", "x")) == 0
+    for words in (("undo", "--run"), ("restore", "3")):
+        shown = ringfence(*words, "--dry-run", cwd=tree)
+        assert (b"d.txt" in shown.stdout, b"build" in shown.stdout) == (True, False)
+        assert b"3 ignored paths of them: --with-ignored shows them" in shown.stderr
+        found = json.loads(said(tree, *words, "--dry-run", "--json"))
+        paths = {path["path"] for path in found["paths"]}
+        assert (found["ignored"], "d.txt" in paths, paths & {"build", "build/1.o"}) == (3, True, set())
+        assert b"build/1.o" in said(tree, *words, "--dry-run", "--with-ignored")
+    said(tree, "undo", "--run")
+    assert not (tree / "build").exists()
+
+
 def test_undo_of_a_run_reverses_its_earlier_parts_too(tree: Path) -> None:
     script = tree.parent / "broken.jsonl"
     script.write_text(json.dumps({"text": "", "tool_calls": [write("d.txt", "d\n")]}) + "\n")  # and no turn after it

@@ -39,7 +39,7 @@ from ringfence_tools.printable import (
 
 if TYPE_CHECKING:
     from ringfence.participants import Step
-    from ringfence_sandbox import Export, LogEntry, Recovered, Reversal, StepName
+    from ringfence_sandbox import Export, LogEntry, Recovered, Reversal, ReversalOutcome, StepName
 
 P = ParamSpec("P")
 
@@ -254,17 +254,28 @@ def _not_exported(exported: Export) -> Iterator[str]:
 @click.option("--step", callback=_step_name, metavar="K", help="Reverse step K alone, a number or a name.")
 @click.option("--run", is_flag=True, help="Reverse all steps of the newest run.")
 @DRY_RUN
+@WITH_IGNORED
 def undo(
-    invocation: Invocation, directory: Path, n: int | None, step: StepName | None, run: bool, dry_run: bool
+    invocation: Invocation,
+    directory: Path,
+    n: int | None,
+    step: StepName | None,
+    run: bool,
+    dry_run: bool,
+    with_ignored: bool,
 ) -> int:
     """Reverse the newest N steps of DIR, by default one. What others changed since stays; it can be undone."""
     if (n is not None) + (step is not None) + run > 1:
         raise click.UsageError("give one of N, for the newest N steps, --step, for one alone, and --run, for a run's")
     with opened(directory, invocation, changes=True, dry_run=dry_run) as workspace:
-        sessions = None
+        sessions, named = None, ""
         if run:
-            n, sessions = _newest_run(workspace, directory)
-        done = workspace.undo(n, step=step, session=sessions, dry_run=dry_run)
+            n, sessions, named = _newest_run(workspace, directory)
+        done = workspace.undo(n, step=step, session=sessions, dry_run=dry_run, with_ignored=with_ignored)
+        if sessions is not None:
+            is_undone = bool(done.outcomes) and set(done.outcomes.values()) == {"kept"}
+            what = f"{named} is undone already" if is_undone else f"this is about {named}"
+            done = replace(done, notes=(what, *done.notes))
     prints, code = not invocation.wants_json, _report(done, directory, invocation, dry_run)
     if code and prints:
         back = f"`ringfence restore {_quoted(directory)} STEP` goes back to a step whatever changed since"
@@ -272,26 +283,30 @@ def undo(
     return code or int(bool(done.outcomes) and not done.has_changed)
 
 
-def _newest_run(workspace: Workspace, directory: Path) -> tuple[int, Collection[str]]:
-    """Return the number of steps of the newest run and the ids of its sessions. Raises LookupError if there is none."""
+def _newest_run(workspace: Workspace, directory: Path) -> tuple[int, Collection[str], str]:
+    """Return the number of steps of the newest run, the ids of its sessions and its name. Raises LookupError."""
     runs = recorded_runs(directory)
     steps = [step for step in workspace.steps() if step.session_id in runs]
     if not steps:
         raise LookupError("the history has no step of a run: `ringfence log` lists what it has")
     sessions = {session for session, first in runs.items() if first == runs[steps[-1].session_id]}
-    return sum(step.session_id in sessions for step in steps), sessions
+    numbers = [step.number for step in steps if step.session_id in sessions]
+    which = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}"
+    task = one_line(recorded_tasks(directory)[steps[-1].session_id], 60)
+    return len(numbers), sessions, f"the run {task!r} ({which})"
 
 
 @_command
 @STEP
 @DRY_RUN
-def restore(invocation: Invocation, directory: Path, step: StepName, dry_run: bool) -> int:
+@WITH_IGNORED
+def restore(invocation: Invocation, directory: Path, step: StepName, dry_run: bool, with_ignored: bool) -> int:
     """Bring the files of DIR back to what they were after STEP, a number or a name; 0 is the beginning.
 
     What others have changed since goes as well: --dry-run shows it before. It can be undone.
     """
     with opened(directory, invocation, changes=True, dry_run=dry_run) as workspace:
-        done = workspace.restore(step, dry_run=dry_run)
+        done = workspace.restore(step, dry_run=dry_run, with_ignored=with_ignored)
         since = itertools.takewhile(lambda entry: step != entry.number and step not in entry.names, workspace.log())
         if any(entry.is_replacement for entry in since):
             note = "since then another directory came in the place of the one before, with all that is somebody else's"
@@ -429,17 +444,23 @@ def _report(done: Reversal, directory: Path, invocation: Invocation, dry_run: bo
     if invocation.wants_json:
         paths = [
             {"path": escape_path(path), "outcome": outcome, "reason": done.reasons.get(path)}
-            for path, outcome in done.outcomes.items()
+            for path, outcome in _shown_outcomes(done).items()
         ]
+        ignored = len(done.outcomes) - len(paths)
         step = _json(done.step) if done.step is not None else None
         notes = [escape_path(note) for note in done.notes]
-        invocation.put_json({"dry_run": dry_run, "paths": paths, "step": step, "notes": notes})
+        invocation.put_json({"dry_run": dry_run, "paths": paths, "ignored": ignored, "step": step, "notes": notes})
     else:
         put("".join(_outcomes(done)).encode())
+        ignored = len(done.outcomes) - len(_shown_outcomes(done))
         errors = ErrorStream()
         counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(done.outcomes.values()).items())
         would = "nothing was changed; it would be " if dry_run else ""
         errors.say(f"{would}{counts}" if counts else "nothing differs")
+        if ignored:
+            errors.say(
+                f"{plural(ignored, 'ignored path')} of them: --with-ignored shows {'it' if ignored == 1 else 'them'}"
+            )
         for note in done.notes:
             errors.say(escape_path(note))
         if done.step is not None:
@@ -447,10 +468,15 @@ def _report(done: Reversal, directory: Path, invocation: Invocation, dry_run: bo
     return 1 if "conflict" in done.outcomes.values() else 0
 
 
+def _shown_outcomes(done: Reversal) -> Mapping[str, ReversalOutcome]:
+    """Return the outcomes without those of ignored paths. A conflict is always shown."""
+    return {path: what for path, what in done.outcomes.items() if what == "conflict" or path not in done.ignored}
+
+
 def _outcomes(done: Reversal) -> Iterator[str]:
     """Yield a line for each path. Paths of git's own data with the same outcome share a line."""
     alike: dict[tuple[str, str, str], list[str]] = {}
-    for path, outcome in done.outcomes.items():
+    for path, outcome in _shown_outcomes(done).items():
         alike.setdefault((_git_place(path) or path, outcome, done.reasons.get(path, "")), []).append(path)
     for (place, outcome, reason), paths in alike.items():
         count = plural(len(paths), "path") if len(paths) > 1 else ""

@@ -34,10 +34,7 @@ def _list(invocation: Invocation) -> int:
     if invocation.wants_json:
         invocation.put_json({"stores": [_json(store) for store in found]})
         return 0
-    lines = [
-        f"{_size(store.size_bytes):>12}  {store.used_at.astimezone():%Y-%m-%d %H:%M}  {_root(store)}" for store in found
-    ]
-    put("".join(f"{line}\n" for line in lines).encode())
+    put("".join(f"{_line(store)}\n" for store in found).encode())
     total = sum(store.size_bytes for store in found)
     ErrorStream().say(f"{plural(len(found), 'history')}, {_size(total)}")
     return 0
@@ -45,10 +42,11 @@ def _list(invocation: Invocation) -> int:
 
 @stores.command()
 @click.argument("roots", nargs=-1, metavar="[DIR]...")
-@click.option("--gone", is_flag=True, help="Those whose directory was removed, or replaced by another one.")
+@click.option("--gone", is_flag=True, help="Those whose directory was removed.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
 @AS_JSON
 @click.pass_obj
-def forget(invocation: Invocation, roots: tuple[str, ...], gone: bool) -> int:
+def forget(invocation: Invocation, roots: tuple[str, ...], gone: bool, dry_run: bool) -> int:
     """Delete the history of each DIR. The files of DIR stay; its steps cannot be undone afterwards.
 
     DIR may be gone, too. The policy file of a directory that is still there stays.
@@ -57,11 +55,14 @@ def forget(invocation: Invocation, roots: tuple[str, ...], gone: bool) -> int:
         raise click.UsageError("name the directories, as `ringfence stores` lists them, or give --gone")
     chosen = [store for store in all_stores() if store.root_is_gone] if gone else _of(roots)
     for store in chosen:
-        _forget(store)
+        if not dry_run:
+            _forget(store)
+        if not invocation.wants_json:
+            put(f"{_line(store)}\n".encode())
     if invocation.wants_json:
-        invocation.put_json({"forgotten": [_json(store) for store in chosen]})
+        invocation.put_json({"dry_run": dry_run, "forgotten": [_json(store) for store in chosen]})
     size = _size(sum(store.size_bytes for store in chosen))
-    ErrorStream().say(f"forgot {plural(len(chosen), 'history')}, {size}")
+    ErrorStream().say(f"{'would forget' if dry_run else 'forgot'} {plural(len(chosen), 'history')}, {size}")
     return 0
 
 
@@ -88,8 +89,13 @@ def _forget(store: HistoryStore) -> None:
         raise NotStartedError(f"the history of {_root(store)} cannot be deleted: {why(error)}") from None
 
 
+def _line(store: HistoryStore) -> str:
+    return f"{_size(store.size_bytes):>12}  {store.used_at.astimezone():%Y-%m-%d %H:%M}  {_root(store)}"
+
+
 def _root(store: HistoryStore) -> str:
-    return escape_path(store.root or os.fspath(store.path)) + ("  (gone)" if store.root_is_gone else "")
+    state = "  (gone)" if store.root_is_gone else "  (replaced)" if store.root_is_replaced else ""
+    return escape_path(store.root or os.fspath(store.path)) + state
 
 
 def _size(size_bytes: int) -> str:
@@ -100,6 +106,7 @@ def _json(store: HistoryStore) -> dict[str, object]:
     return {
         "root": store.root,
         "root_is_gone": store.root_is_gone,
+        "root_is_replaced": store.root_is_replaced,
         "store": os.fspath(store.path),
         "size_bytes": store.size_bytes,
         "used_at": store.used_at.isoformat(timespec="seconds"),

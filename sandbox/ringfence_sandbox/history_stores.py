@@ -14,8 +14,9 @@ from pathlib import Path
 
 from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence_sandbox.calls.half_done import unfinished_call
+from ringfence_sandbox.disk.locking import describe_holder
 from ringfence_sandbox.disk.places import state_directory, store_of
-from ringfence_sandbox.moved_roots import drop_link, is_gone, recorded_path
+from ringfence_sandbox.moved_roots import drop_link, is_gone, recorded_path, replaced
 from ringfence_sandbox.steps.step_history import FOLDER
 from ringfence_sandbox.store.store import Store
 
@@ -29,13 +30,14 @@ _UNUSED = timedelta(days=1)
 class HistoryStore:
     """The history of one workspace, and what else is kept for it.
 
-    ``root`` is the real path of the directory, empty if the store does not say it. ``root_is_gone`` says that the
-    directory was removed, or that another one is in its place.
+    ``root`` is the real path of the directory, empty if the store does not say it. ``root_is_gone`` says that nothing
+    is there, ``root_is_replaced`` that another directory is.
     """
 
     path: Path
     root: str
     root_is_gone: bool
+    root_is_replaced: bool
     size_bytes: int
     used_at: datetime
 
@@ -134,7 +136,9 @@ def _described(path: Path) -> HistoryStore:
             with suppress(OSError):  # a file that ends just now
                 found = os.lstat(os.path.join(directory, name))
                 size, used = size + found.st_blocks * 512, max(used, found.st_mtime)
-    return HistoryStore(path, recorded_path(path), is_gone(path), size, datetime.fromtimestamp(used, UTC))
+    root = recorded_path(path)
+    is_replaced = replaced(root, os.fspath(path))
+    return HistoryStore(path, root, is_gone(path), is_replaced, size, datetime.fromtimestamp(used, UTC))
 
 
 def _has_entries(directory: Path) -> bool:
@@ -158,5 +162,6 @@ def _locked(store: HistoryStore) -> Generator[None]:
         try:
             fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise WorkspaceLockedError(store.root or str(store.path), "another process") from None
+            busy = describe_holder(holder.fileno(), os.fspath(store.path))
+            raise WorkspaceLockedError(store.root or str(store.path), busy) from None
         yield

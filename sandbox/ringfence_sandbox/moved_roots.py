@@ -71,9 +71,9 @@ def recorded_path(store: Path) -> str:
 
 
 def is_gone(store: Path) -> bool:
-    """Whether the directory that a store is of is no longer at its path."""
+    """Whether there is no directory at the path that a store is of."""
     noted = _read(store)
-    return noted is not None and not noted.is_still_there()
+    return noted is not None and _look(noted.path) is None
 
 
 def drop_link(store: Path) -> None:

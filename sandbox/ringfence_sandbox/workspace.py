@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -66,6 +66,8 @@ class Reversal:
     step: Step | None = None
     notes: Sequence[str] = ()
     """What could not be brought back besides, such as an owner, in words."""
+    ignored: Set[str] = frozenset()
+    """The paths of ``outcomes`` that git ignores, if they were asked for."""
 
     @property
     def has_changed(self) -> bool:
@@ -485,13 +487,14 @@ class Workspace:
         step: StepName | None = None,
         session: str | Collection[str] | None = None,
         dry_run: bool = False,
+        with_ignored: bool = True,
     ) -> Reversal:
         """Reverse the newest `n` steps (by default 1), or ``step`` (a number or a name), with regard for later changes.
 
         With ``session``, its id or several ids, the newest steps are those of these sessions.
 
         Text that merges cleanly is merged. It is a step of its own, and can be undone. With ``dry_run`` it only says
-        what would become of each path.
+        what would become of each path. Without ``with_ignored`` it also says which paths git ignores.
 
         Raises:
             ValueError: `n` is not positive or beside a ``step``, or ``step`` is the baseline.
@@ -501,16 +504,19 @@ class Workspace:
             sessions = (session,) if isinstance(session, str) else session
             undone = self._find.undone(n, step, sessions)
             plan = self._planner(history).undo(undone, [parent_of(record) for record in undone])
+            ignored = frozenset[str]() if with_ignored else self._ignored(undone[-1].commit, plan)
             parents = [record.parent for record in undone if record.parent is not None]
             notes = () if dry_run else self._write(history, plan, parents)
-        return Reversal(plan.outcomes, plan.reasons, None if dry_run else self._made(transaction, history), notes)
+        made = None if dry_run else self._made(transaction, history)
+        return Reversal(plan.outcomes, plan.reasons, made, notes, ignored)
 
-    def restore(self, step: StepName, *, dry_run: bool = False) -> Reversal:
+    def restore(self, step: StepName, *, dry_run: bool = False, with_ignored: bool = True) -> Reversal:
         """Bring the files back to what they were after a step; 0 is the baseline, and a name stands for its step.
 
         What somebody else changed meanwhile goes as well, and is in the history first; but a person's commits are not
         an agent's to take back, so what is git's own data stays, unless a step changed it. What the history did not
         know after the step becomes what it was when it was next known, or stays. It is a step of its own.
+        Without ``with_ignored`` it also says which paths git ignores.
 
         Raises:
             LookupError: there is no such step.
@@ -518,8 +524,13 @@ class Workspace:
         with self._alone("restore") as (transaction, history):
             record = self._find.record(step)
             plan = self._planner(history).restore(record)
+            ignored = frozenset[str]() if with_ignored else self._ignored(self._tip(), plan)
             notes = () if dry_run else self._write(history, plan, [record.commit], whole=record.commit)
-        return Reversal(plan.outcomes, plan.reasons, None if dry_run else self._made(transaction, history), notes)
+        made = None if dry_run else self._made(transaction, history)
+        return Reversal(plan.outcomes, plan.reasons, made, notes, ignored)
+
+    def _ignored(self, commit: str, plan: HistoryPlan) -> Set[str]:
+        return IgnoredInHistory(self._store, self.root).among(plan.outcomes, commit, self._tip())
 
     def _planner(self, history: StepHistory) -> Planner:
         return Planner(self._store, self._tip(), history.found, history.names)

@@ -126,7 +126,7 @@ class RootLock:
                     raise
             else:
                 return
-        raise WorkspaceLockedError(path, _holder_of(descriptor, store))
+        raise WorkspaceLockedError(path, describe_holder(descriptor, store))
 
     def close(self) -> None:
         with FORKS:
@@ -154,7 +154,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _holder_of(descriptor: int, store: str | None) -> str:
+def describe_holder(descriptor: int, store: str | None) -> str:
     """Who holds a lock, in words, as far as it can be known."""
     pid = _pid_in_kernel(descriptor)
     if store is not None:

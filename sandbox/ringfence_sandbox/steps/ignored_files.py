@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache, partial
@@ -122,17 +122,22 @@ class IgnoredInHistory:
     def without(self, entry: LogEntry) -> LogEntry:
         if entry.kind == "baseline":
             return entry
-        ignored, states = self.of(entry.commit), self._store.states
-        parent = self._store.commit(entry.commit).parent
+        hidden = self.among(entry.paths, entry.commit, entry.commit)
+        paths = tuple(path for path in entry.paths if path not in hidden)
+        return replace(entry, paths=paths, ignored=len(entry.paths) - len(paths))
+
+    def among(self, paths: Iterable[str], commit: str, now: str) -> Set[str]:
+        """Return which of the paths are ignored by the rules for a commit. They are of ``now``, or of before it."""
+        ignored, states = self.of(commit), self._store.states
+        before = self._store.commit(commit).parent
 
         def is_hidden(path: str) -> bool:
             if ignored.has(path) or not ignored.has(path, is_directory=True):
                 return ignored.has(path)
-            found = states.entry(entry.commit, path) or (states.entry(parent, path) if parent is not None else None)
+            found = states.entry(now, path) or (states.entry(before, path) if before is not None else None)
             return found is not None and found.kind == "directory"
 
-        paths = tuple(path for path in entry.paths if not is_hidden(path))
-        return replace(entry, paths=paths, ignored=len(entry.paths) - len(paths))
+        return {path for path in paths if is_hidden(path)}
 
 
 def file_at(store: Store, commit: str, path: str) -> bytes | None:
