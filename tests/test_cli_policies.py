@@ -221,19 +221,59 @@ def test_a_policy_of_ones_own_in_a_python_file(tree: Path, tmp_path: Path) -> No
     assert (code, changed(record)) == (0, ALL - {"a.txt"})
 
 
+def test_the_file_of_a_policy_that_the_page_shows_is_complete(tree: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "build" / "policies.md").read_text()
+    (shown,) = re.findall(r"^```python\n(.*?)^```", page.partition("## In a file")[2], re.MULTILINE | re.DOTALL)
+    (tmp_path / "no_breakpoint.py").write_text(shown)
+    (policy,) = policies_of(tree, [f"{tmp_path / 'no_breakpoint.py'}:policy"])
+    assert policy.name == "no_breakpoint"
+
+
+RAISES = """
+class Raises:
+    name = "raises"
+    def check_effects(self, tool, params, changes, *, context):
+        int("boom")
+policy = Raises()
+"""
+
+
+def test_a_policy_that_raises_names_its_line(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "raises.py").write_text(RAISES)
+    receipts = tmp_path / "receipts.jsonl"
+    run(tree, "--policy", f"{tmp_path / 'raises.py'}:policy", "--receipts", receipts)
+    said = "the policy could not decide: invalid literal for int() with base 10: 'boom' (raises.py, line 5)"
+    assert said in receipts.read_text()
+
+
+MISTAKES = """OTHER = 1
+def make(): return policy
+class Misspelt:
+    name = "misspelt"
+    def check_effect(self, tool, params, changes, *, context): ...
+misspelt = Misspelt()
+"""
+
+
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
         ("own.py:other", "no such name"),
-        ("own.py:NoText", "is no policy yet"),
-        ("own.py:OTHER", "is no policy"),
+        ("own.py:NoText", "is a class, and a policy is wanted: put `policy = NoText()` into "),
+        ("own.py:make", "is a function, and a policy is wanted: put `policy = make()` into "),
+        ("own.py:OTHER", "1 in own.py is no policy"),
+        ("own.py:misspelt", "the Misspelt in own.py: check_effect would never be called; did you mean the hook "),
+        ("own.py:misspelt", "(its class is at line 12)"),
+        ("base.py:policy", "Base: check_effect would never be called; did you mean the hook check_effects? (base.py, "),
         ("missing.py:policy", "cannot be read"),
         ("broken.py:policy", "cannot be imported"),
         ("tree/own.py:policy", "inside of the workspace"),
     ],
 )
 def test_what_is_no_policy_is_wrong_usage(tree: Path, tmp_path: Path, spec: str, reason: str) -> None:
-    (tmp_path / "own.py").write_text(f"{OWN}\nOTHER = 1\n")
+    (tmp_path / "own.py").write_text(f"{OWN}\n{MISTAKES}")
+    base = "from ringfence.prompt import BasePolicy\nclass Base(BasePolicy):\n    def check_effect(self): ...\n"
+    (tmp_path / "base.py").write_text(base)
     (tree / "own.py").write_text(OWN)
     (tmp_path / "broken.py").write_text("raise ValueError('broken')\n")
     code, _, errors = run(tree, "--policy", tmp_path / spec)

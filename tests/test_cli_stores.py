@@ -191,6 +191,8 @@ def test_an_interrupted_run_is_dropped(root: Path, tmp_path: Path) -> None:
     model = f"script:{script}"
     ringfence("run", root, "--task", "Write.", "--model", model)
     assert record_of(root).exists()
+    refused = ringfence_text("run", root, "--forget", "--task", "Write.", "--model", model)
+    assert (refused.returncode, "without --task" in refused.stderr, record_of(root).exists()) == (2, True, True)
     ended = ringfence_text("run", root, "--forget")
     assert (ended.returncode, "(Write.)" in ended.stderr) == (0, True)
     assert not record_of(root).exists()

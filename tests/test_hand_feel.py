@@ -119,6 +119,9 @@ def test_a_diff_in_short_has_a_line_for_each_file(tree: Path) -> None:
     assert run(tree, {"name": "read_file", "arguments": {"file_path": "old.txt"}}, move) == 0
     (tree / "bytes").write_bytes(b"\0")
     ringfence("checkpoint", "now", cwd=tree)  # takes the file in
+    files = {one.pop("path"): one for one in json.loads(said(tree, "diff", "--stat", "--json"))["files"]}
+    assert files["new.txt"] == {"old_path": "old.txt", "added": 0, "removed": 0, "is_binary": False}
+    assert files["bytes"]["is_binary"]
     lines = [line.split() for line in said(tree, "diff", "--stat").decode().splitlines()]
     assert sorted(lines) == [
         ["5", "files", "changed,", "+4", "-0", "lines"],

@@ -100,6 +100,15 @@ def test_a_run_counts_the_ignored_paths_and_its_patch_applies_to_a_clean_checkou
     assert git("status", "--porcelain", cwd=tmp_path / "clean").count(b"\n") == len(SHOWN)
 
 
+def test_a_report_counts_them_in_each_step(project: Path) -> None:
+    report = project.parent / "report.html"
+    run(project, "--report", report)
+    steps = report.read_text().partition("Each of the steps")[2].partition("</details>")[0]
+    assert ("generated.py" in steps, steps.count("1 ignored path"), "old.log" in steps) == (True, 4, False)
+    assert steps.count("2 ignored paths") == 1
+    assert "made.bin" not in steps
+
+
 @pytest.mark.parametrize("workspace", WORKSPACES)
 def test_with_ignored_shows_them_all(project: Path, workspace: str) -> None:
     found = json.loads(run(project, "--workspace", workspace, "--json", "--with-ignored").stdout)

@@ -199,6 +199,8 @@ class RunOutcome:
     """Whether ``changes`` and ``patch`` cover only the last part of a resumed run."""
     mixed: Sequence[str] = ()
     """Files in which somebody else changed the same lines during the run. Their diff includes these changes."""
+    is_masked: bool = False
+    """Whether ``patch`` has the mask of a secret in the place of its value, and so gives other files."""
     session_ids: Sequence[str] = ()
     """One id for each part of the run, oldest first. Its steps in the history have these ids."""
     receipts: Sequence[Receipt] = ()
@@ -235,6 +237,7 @@ class RunOutcome:
             "parts": stats.parts,
             "session_ids": list(self.session_ids),
             "is_part": self.is_part,
+            "is_masked": self.is_masked,
             "mixed": [escape_path(path) for path in self.mixed],
             "turns": stats.turns,
             "tool_calls": {"total": stats.calls, **{outcome: stats.outcomes[outcome] for outcome in CALL_OUTCOMES}},
@@ -318,6 +321,7 @@ def run_agent(
     own = workspace.own_changes()
     outcome.changes, outcome.patch, outcome.mixed, outcome.ignored = own.changes, own.patch, own.mixed, own.ignored
     outcome.look_first = attention(own.changes, own.ignored, own.patch, workspace.ignored)
+    outcome.is_masked = workspace.secrets.mask(own.patch) != own.patch
     return workspace.secrets.mask(outcome)
 
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from ringfence.errors import PromptValidationError
-from ringfence.failures import describe_error
+from ringfence.failures import describe_error, place_in
 from ringfence.prompt.policy import Policy, check_policy
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Tool
@@ -42,11 +42,23 @@ def policy_of(spec: str, directory: Path) -> Policy:
     found = _load(spec, directory, _WANTED_POLICY, _POLICY)
     if found is None:
         raise _bad(f"{spec!r}: it has no such name", _POLICY)
+    place, _, name = spec.rpartition(":")
+    if isinstance(found, type) or inspect.isroutine(found):
+        kind = "class" if isinstance(found, type) else "function"
+        how = f"put `policy = {name}()` into {place}, and name {place}:policy"
+        raise _bad(f"{spec!r} is a {kind}, and a policy is wanted: {how}", _POLICY)
     try:
-        check_policy(found, "it")
+        check_policy(found, os.path.basename(place))
     except (PromptValidationError, TypeError, ValueError) as error:
-        raise _bad(f"{spec!r}: {error}", _POLICY) from None
+        raise _bad(f"{spec!r}: {error}{_line_of(found)}", _POLICY) from None
     return cast("Policy", found)
+
+
+def _line_of(found: object) -> str:
+    try:
+        return f" (its class is at line {inspect.getsourcelines(type(found))[1]})"
+    except (OSError, TypeError):  # a built-in type
+        return ""
 
 
 def _load(spec: str, directory: Path, wanted: str, option: str) -> object:
@@ -62,7 +74,7 @@ def _load(spec: str, directory: Path, wanted: str, option: str) -> object:
     except SpecError:
         raise
     except (Exception, SystemExit) as error:  # a program, say, that is not meant to be imported
-        raise _bad(f"{place} cannot be imported: {_describe_failure(error)}", option) from error
+        raise _bad(f"{place} cannot be imported: {_describe_failure(error, place)}", option) from error
 
 
 def _section_of(spec: str, directory: Path) -> MakeSection:
@@ -98,7 +110,7 @@ def _of_file(file: Path, directory: Path, option: str) -> ModuleType:
     except OSError as error:
         raise _bad(f"{file} cannot be read: {why(error)}", option) from None
     # A name that no other module has: dataclasses and others look their module up by it.
-    name = f"ringfence_user_{sha256(real.encode(errors='surrogateescape')).hexdigest()[:16]}"
+    name = f"user_code_{sha256(real.encode(errors='surrogateescape')).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     found = spec_from_file_location(name, real)
@@ -135,7 +147,9 @@ def _refuse_in(directory: Path, option: str, *places: str) -> None:
             )
 
 
-def _describe_failure(error: BaseException) -> str:
+def _describe_failure(error: BaseException, file: str = "") -> str:
+    if own := place_in(error, os.path.realpath(file)):
+        return f"{describe_error(error)} ({own})"
     if isinstance(error, SyntaxError):  # which says where
         return describe_error(error)
     *_, last = traceback.extract_tb(error.__traceback__)

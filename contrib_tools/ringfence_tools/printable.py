@@ -150,15 +150,28 @@ def files_of(patch: bytes) -> Iterator[tuple[str, str, bytes]]:
 
 def stat_lines(patch: bytes) -> Iterator[str]:
     """Yield a line for each file in a patch, with the numbers of its added and removed lines, and one for all."""
-    rows: list[tuple[str, str]] = []
-    for old, new, part in files_of(patch):
-        added, removed = line_counts(part)
-        is_binary = b"\nGIT binary patch\n" in part
-        rows.append((new if old == new else f"{old} -> {new}", "binary" if is_binary else f"+{added} -{removed}"))
+    rows = [
+        (
+            str(one["path"]) if one["old_path"] is None else f"{one['old_path']} -> {one['path']}",
+            "binary" if one["is_binary"] else f"+{one['added']} -{one['removed']}",
+        )
+        for one in patch_stats(patch)
+    ]
     width = min(max((len(name) for name, _ in rows), default=0), MAX_STAT_COLUMNS)
     yield from (f"{name:{width}}  {counts}" for name, counts in rows)
     added, removed = line_counts(patch)
     yield f"{plural(len(rows), 'file')} changed, +{added} -{removed} lines"
+
+
+def patch_stats(patch: bytes) -> list[dict[str, object]]:
+    """Return for JSON what a patch does to each file. ``old_path`` is None unless the file was moved."""
+    found: list[dict[str, object]] = []
+    for old, new, part in files_of(patch):
+        added, removed = line_counts(part)
+        is_binary = b"\nGIT binary patch\n" in part
+        moved = None if old == new else old
+        found.append({"path": new, "old_path": moved, "added": added, "removed": removed, "is_binary": is_binary})
+    return found
 
 
 def patch_json(patch: bytes) -> dict[str, object]:

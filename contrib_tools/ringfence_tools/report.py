@@ -165,8 +165,12 @@ def _path(value: str) -> str:
     return one_line(escape_path(value), 300)
 
 
-def _paths_line(paths: Sequence[str]) -> str:
-    return one_line(", ".join(map(display_path, paths)), 200)
+def _paths_line(paths: Sequence[str], workspace: RunWorkspace) -> str:
+    """Return the paths of a step. Ignored ones are only counted, unless they are shown everywhere."""
+    has = workspace.ignored.has
+    shown = [path for path in paths if workspace.with_ignored or not (has(path) or has(path, is_directory=True))]
+    count = [plural(len(paths) - len(shown), "ignored path")] if len(shown) < len(paths) else []
+    return one_line(", ".join([*map(display_path, shown)]), 200) + ", ".join(["", *count] if shown else count)
 
 
 def _utc(moment: datetime) -> str:

@@ -69,6 +69,8 @@ def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command
         command = group.get_command(context, name)
         assert command is not None
         if isinstance(command, click.Group):
+            if command.invoke_without_command:
+                yield f"{path} {name}", command
             yield from commands(command, f"{path} {name}")
         else:
             yield f"{path} {name}", command

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import traceback
 from typing import cast
 
 from ringfence.filesystem.paths import escape_path, escape_text, path_message
@@ -41,6 +43,12 @@ def describe_error(error: BaseException) -> str:
     elif not isinstance(error, (ValueError, RuntimeError, OSError)) and not text.startswith(f"{kind}: "):
         text = f"{kind}: {text}"
     return with_limit(text, error)
+
+
+def place_in(error: BaseException, file: str) -> str:
+    """Return the innermost line of a file at which an error passed, in words; "" if it passed none of its lines."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    return f"{os.path.basename(file)}, line {lines[-1]}" if lines else ""
 
 
 def innermost(error: BaseException) -> BaseException:

@@ -30,6 +30,7 @@ from ringfence_tools.printable import (
     ignored_line,
     one_line,
     patch_json,
+    patch_stats,
     plural,
     printable,
     stat_lines,
@@ -208,9 +209,8 @@ def _export(
         _save(output, exported.text, directory, invocation.signals)
     if invocation.wants_json:
         left_out = _left_out({**dict.fromkeys(exported.left_out, GIT_DATA), **exported.unknown})
-        invocation.put_json(
-            {"format": fmt, **patch_json(exported.text), "left_out": left_out, "ignored": len(exported.ignored)}
-        )
+        content = {"files": patch_stats(exported.text)} if stat else {"format": fmt, **patch_json(exported.text)}
+        invocation.put_json({**content, "left_out": left_out, "ignored": len(exported.ignored)})
     elif stat:
         put("".join(f"{printable(line)}\n" for line in stat_lines(exported.text)).encode())
     elif output is None:

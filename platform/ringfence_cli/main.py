@@ -136,6 +136,8 @@ def run(invocation: Invocation, **given: Any) -> int:
     --json there is always an object, and its "outcome" says which it was.
     """
     if given.pop("forget"):
+        if given["task"] is not None or given["resume"]:
+            raise click.UsageError("--forget only drops the interrupted run: give it without --task and --resume")
         from ringfence_cli.resume import forget_run
 
         return forget_run(given["directory"], invocation)

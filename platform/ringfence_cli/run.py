@@ -437,6 +437,8 @@ def _next_steps(run: Run, directory: Path, outcome: RunOutcome) -> Iterator[str]
         yield f"{workspace.is_part}: what it changed is told from where it was resumed"
     for path in outcome.mixed:
         yield f"others changed the same lines of {escape_path(path)} meanwhile: its diff has their changes, too"
+    if outcome.is_masked:
+        yield "the patch has masks in the place of secrets: it gives other files than those that the run has changed"
     if outcome.applied and workspace.history is None:
         yield f"applied to {directory}"
     if steps := workspace.own_steps():

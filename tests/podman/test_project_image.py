@@ -270,6 +270,12 @@ def test_without_a_lock_it_says_how_to_make_one(project: Path) -> None:
     done = ringfence_text("sandbox", "build", project)
     assert done.returncode == 4
     assert "no requirements.txt with hashes" in done.stderr
+    said = " ".join(done.stderr.split())
+    assert "`mv requirements.txt requirements.in`, then `uv pip compile requirements.in --generate-hashes" in said
+    assert "pyproject.toml" not in said
+    assert "npm" not in said.partition("Make a lock")[2]
+    write(project, {"pyproject.toml": "", "package.json": "{}"})
+    done = ringfence_text("sandbox", "build", project)
     assert "`uv lock`" in done.stderr
     assert "`npm install --package-lock-only`" in done.stderr
 

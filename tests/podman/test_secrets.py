@@ -132,6 +132,18 @@ TURNS = (
 )
 
 
+def test_a_run_says_that_its_patch_has_masks(tmp_path: Path) -> None:
+    (tree := tmp_path / "tree").mkdir()
+    script, patch = tmp_path / "script.jsonl", tmp_path / "patch"
+    turn = call("shell_execute", command="echo v$TOKEN > leak.txt")
+    script.write_text("".join(json.dumps(one) + "\n" for one in (turn, DONE)))
+    arguments = ("--workspace", "podman", "--secret", "TOKEN", "--model", f"script:{script}", "--patch", patch)
+    ended = ringfence_text("run", tree, *arguments, "--task", "x", env={**os.environ, "TOKEN": TOKEN})
+    assert (tree / "leak.txt").read_text() == f"v{TOKEN}\n"
+    assert "+v[TOKEN]" in patch.read_text()
+    assert "the patch has masks in the place of secrets" in " ".join(ended.stderr.split())
+
+
 def test_nothing_that_a_run_leaves_has_the_value(tmp_path: Path) -> None:
     tree, out = tmp_path / "tree", tmp_path / "out"
     for directory in (tree, out):

@@ -10,6 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from sys import modules
 from time import perf_counter
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from ringfence.errors import (
     TransactionError,
     VisibilityExpansionRequired,
 )
-from ringfence.failures import describe_error
+from ringfence.failures import describe_error, place_in
 from ringfence.participants import Participants, Transactional, current_call, set_current_call, sort_participants
 from ringfence.prompt.disclosure import OPEN_SECTIONS
 from ringfence.prompt.policy import ALLOW, Policy, PolicyDecision
@@ -380,7 +381,10 @@ class ToolExecutor:
         if not isinstance(error, Exception):
             raise error
         logger.warning("the policy %s could not decide on %s", policy.name, call.name, exc_info=error)
-        return PolicyVerdict(policy.name, False, f"the policy could not decide: {describe_error(error)}")
+        place = place_in(error, getattr(modules.get(type(policy).__module__), "__file__", None) or "")
+        # Of ringfence's own policies the message says it all.
+        where = f" ({place})" if place and not type(policy).__module__.startswith("ringfence") else ""
+        return PolicyVerdict(policy.name, False, f"the policy could not decide: {describe_error(error)}{where}")
 
     def _restored(self, call: Call, saved: Any) -> bool:
         """Restore the session if a policy has changed it. Return whether it had changed."""

@@ -145,7 +145,8 @@ def observes_all_tools(policy: Policy) -> bool:
 
 def check_policy(policy: object, where: str) -> None:
     """Raise TypeError for what is no policy, for a class of policies, and for a hook that would never be called."""
-    what = f"{policy!r} in {where}"
+    has_text = type(policy).__repr__ is not object.__repr__ and not inspect.isroutine(policy)
+    what = f"{policy!r} in {where}" if has_text else f"the {type(policy).__name__} in {where}"
     if isinstance(policy, type):
         raise TypeError(f"the class {policy.__name__} in {where} is no policy yet: write {policy.__name__}(...)")
     hooks = {hook for hook in _HOOKS if has_hook(cast("Policy", policy), hook)}

@@ -46,10 +46,15 @@ from ringfence_sandbox.project.target import NodeTarget, PythonTarget, probe
 PROJECT_LABEL = "io.ringfence.project"
 _NOTE = "ringfence: "
 """Begins a line of a build that is for the user."""
-_HOW_TO_LOCK = (
-    "Make a lock and build again: `uv lock`, or `uv pip compile pyproject.toml --all-extras --generate-hashes -o "
-    "requirements.txt`, or `npm install --package-lock-only`. Or name a Containerfile (--file) or an image (--image)"
-)
+_HOW_TO_LOCK = {
+    "pyproject.toml": "`uv lock`, or `uv pip compile pyproject.toml --all-extras --generate-hashes "
+    "-o requirements.txt`",
+    "requirements.in": "`uv pip compile requirements.in --generate-hashes -o requirements.txt`",
+    "requirements.txt": "`mv requirements.txt requirements.in`, then "
+    "`uv pip compile requirements.in --generate-hashes -o requirements.txt`",
+    "package.json": "`npm install --package-lock-only`",
+}
+"""By the file that says what a project needs."""
 
 _CONTINUED = re.compile(rb"[\\`][ \t]*\r?\n(?:[ \t]*#[^\n]*\n)*")
 # The engine fetches such a source itself, with the network of the host. A variable or an escape may hide an address.
@@ -138,6 +143,16 @@ def describe_stale_image(root: str | os.PathLike[str]) -> str | None:
     return f"{names} changed since the image of {remembered.root} was built: {again}"
 
 
+def _how_to_lock(root: str, file: str = "") -> str:
+    """The advice for a project, or for one of its files that has no lock."""
+    there = [name for name in _HOW_TO_LOCK if Path(root, name).exists()]
+    node = [name for name in there if name == "package.json"]
+    python = [name for name in there if name not in node][:1]  # which says what the others of Python do
+    ways = (node if file in node else python if file else [*python, *node]) or ["pyproject.toml"]
+    commands = " and ".join(_HOW_TO_LOCK[name] for name in ways)
+    return f"Make a lock and build again: {commands}. Or name a Containerfile (--file) or an image (--image)"
+
+
 def _record(real: str) -> Path:
     return Path(state_directory(), "images", f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json")
 
@@ -186,11 +201,13 @@ class _Build:
             self._note(f"{own.file}: not honoured: {', '.join(own.not_honoured)}")
         names = locks(self._root)
         for file in unlocked(self._root, names):
-            self._note(f"{file} has no lock with hashes, so nothing is installed for it. {_HOW_TO_LOCK}")
+            self._note(
+                f"{file} has no lock with hashes, so nothing is installed for it. {_how_to_lock(self._root, file)}"
+            )
         if not names and own is None:
             raise LockError(
                 f"{self._root} has no {UV_LOCK}, no requirements.txt with hashes, no {NPM_LOCK}, no devcontainer.json. "
-                + _HOW_TO_LOCK
+                + _how_to_lock(self._root)
             )
         own = own or named
         inputs = fingerprints(self._root, [*_inputs(self._root), *filter(None, [own.containerfile])])
