@@ -120,3 +120,14 @@ def test_kills_at_random_on_a_cluster_leave_one_result_a_task_and_nothing_else(
     wait_until(lambda: not workers_of(batch.ledger.out))
     assert not scratch(batch)
     assert capture_tree(repo) == before
+
+
+def test_the_command_line_ends_a_batch_on_a_cluster_at_sigterm(repo: Path, tmp_path: Path, cluster: RayCluster) -> None:
+    batch = Batch([task(repo, "a"), sleepy(repo, "slow", 60)], out=tmp_path / "out")
+    words = ["batch", "resume", str(batch.ledger.out), "--engine", "ray", "--jobs", "1", "--quiet"]
+    own = os.environ | {"RAY_ADDRESS": cluster.address}
+    with subprocess.Popen([sys.executable, "-m", "ringfence_cli", *words], env=own) as driver:
+        wait_until((batch.ledger.directory("slow") / "attempts/1").exists, 120)
+        driver.send_signal(signal.SIGTERM)
+        assert driver.wait(60) == 130  # not the handler that Ray puts there
+    assert outcomes(batch) == {"a": "done", "slow": None}

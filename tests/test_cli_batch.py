@@ -6,29 +6,17 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from batches import EDIT, READ, SLEEP, wait_until
 from captured_tree import capture_tree
 from command_line import ringfence, ringfence_text
 from terminals import Terminal
 
 from ringfence_batch import Batch, read_tasks
-
-EDIT = {"name": "edit_file", "arguments": {"file_path": "a.txt", "old_string": "one", "new_string": "two"}}
-READ = {"name": "read_file", "arguments": {"file_path": "a.txt"}}
-NAP = """
-import time
-from ringfence import MarkdownSection, Tool, ToolResult
-def nap(params, *, context):
-    time.sleep({seconds})
-    return ToolResult.ok(None, "slept")
-tool = Tool[None, None](name="nap", description="Sleeps.", handler=nap, read_only=True)
-section = MarkdownSection(title="Nap", key="nap", template="", tools=[tool])
-"""
 
 
 class Place:
@@ -43,7 +31,7 @@ class Place:
         self._script("good", {"tool_calls": [READ, EDIT]}, {"text": "Done."})
         self._script("short", {"tool_calls": [READ]})
         self._script("slow", {"tool_calls": [{"name": "nap", "arguments": {}}]}, {"text": "Done."})
-        (directory / "nap.py").write_text(NAP.format(seconds=60))
+        (directory / "nap.py").write_text(SLEEP.format(seconds=60))
 
     def _script(self, name: str, *turns: Mapping[str, object]) -> None:
         (self.directory / f"{name}.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
@@ -74,13 +62,6 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_a_batch_that_is_done_exits_with_0_and_leaves_its_sources_alone(place: Place) -> None:
@@ -152,7 +133,7 @@ def test_what_has_a_result_runs_again_only_when_it_is_queued_again(place: Place)
 def test_a_cancelled_task_that_runs_is_ended_and_the_rest_goes_on(place: Place) -> None:
     place.write(place.slow("slow"), place.task("z"))
     with place.start("--jobs", "1") as driver:
-        wait_until((place.out / "tasks/slow/1/attempts/1/lease").exists)
+        wait_until((place.out / "tasks/slow/1/attempts/1").exists)
         assert place.status()["is_running"]
         busy = place.run()
         assert (busy.returncode, "another process" in busy.stderr) == (2, True)
@@ -170,7 +151,7 @@ def test_a_batch_that_is_told_to_end_exits_with_130_and_goes_on_where_it_was(pla
         assert driver.wait(30) == 130
     assert place.status()["outcomes"] == {"done": 1}
     assert json.loads((place.out / "summary.json").read_text())["without_result"] == 2
-    (place.directory / "nap.py").write_text(NAP.format(seconds=0))
+    (place.directory / "nap.py").write_text(SLEEP.format(seconds=0))
     assert ringfence("batch", "resume", place.out, "--jobs", "1").returncode == 0
     assert place.attempts() == {"a": 1, "slow": 2, "z": 1}
 

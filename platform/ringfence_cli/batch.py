@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from importlib import import_module
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from ringfence_cli.options import AS_JSON, INTERRUPTED, Interruptible, Invocation, NotStartedError, seconds
+from ringfence_cli.signals import ALIKE
 
 if TYPE_CHECKING:
     from ringfence_batch import Batch, Ledger
@@ -214,7 +216,10 @@ def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given:
         make_engine, is_interrupted = _engine_class(given["engine"]), False
         opened = begin()
         with ExitStack() as stack:
+            handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *ALIKE)}
             engine = stack.enter_context(closing(make_engine(out, given["jobs"]))) if make_engine is not None else None
+            for number, handler in handlers.items():
+                signal.signal(number, handler)  # Ray puts its own there
             show = stack.enter_context(shown(None if given["quiet"] else errors))
             try:
                 opened.run(engine=engine, jobs=given["jobs"], task_deadline=given["task_deadline"], show=show)
