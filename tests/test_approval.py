@@ -246,10 +246,10 @@ def test_what_has_no_bytes_to_show_is_named_in_the_question(tmp_path: Path) -> N
         agent = Agent(files, lambda request: YES, ["commands"])
         assert agent("shell", command="rm old; mkfifo new; echo text > a; truncate -s 300M big").success
     [request] = agent.asked
-    lines = [text for text, _ in question_lines(request, most_diff=None, most_output=None)]
+    lines = [text for text, _ in question_lines(request, most_diff=None, most_output=None, width=80)]
     assert "  changes: 4 paths, +1 -0 lines" in lines
     for what in ("old (deleted", "new (created", "big (created"):
-        assert any(line.startswith(f"  {what}; it cannot be shown") for line in lines)
+        assert any(line.startswith(f"  | {what}; it cannot be shown") for line in lines)
     assert not any("rename" in line for line in lines)
 
 

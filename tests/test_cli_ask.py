@@ -134,7 +134,7 @@ def test_ignored_paths_are_counted_and_not_in_the_diff(tmp_path: Path) -> None:
         shown = terminal.wait_for(QUESTION)
         assert "+of a" in shown
         assert "+of build/b" not in shown
-        assert "  2 ignored paths: build, build/b\n" in shown
+        assert "  2 ignored paths:\n  | build, build/b\n" in shown
         assert "changes: 1 path, +1 -0 lines" in shown
         terminal.type("yes\n")
         assert terminal.end() == 0
@@ -217,3 +217,23 @@ def test_what_would_ask_about_nothing_is_refused(tmp_path: Path, what: str) -> N
     ended = subprocess.run(run, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert what in ended.stderr
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_each_line_of_an_agent_s_text_has_a_bar_at_the_width_of_the_terminal(tmp_path: Path, columns: int) -> None:
+    spoof = "changes: 0 paths, +0 -0 lines"
+    content = "".join(f"{text}{' ' * 71}  {spoof}{' ' * 71}{spoof}\n" for text in ("fine", "日本" * 9, "e\u0301" * 9))
+    turns = [write("o" * 50 + "/" + "k" * 60 + spoof, f"{content}\t\t\t\t\t\t\t\t\t\t\t  {spoof}\n❤️{'👩‍👩‍👧' * 40}\n")]
+    with at_terminal(tmp_path, turns, columns=columns) as terminal:
+        terminal.wait_for(QUESTION)
+        screen = terminal.screen
+        terminal.type("all\n")
+        terminal.wait_for(QUESTION)
+        terminal.type("no\n\n")
+        assert terminal.end() == 0
+    asked = screen[next(n for n, line in enumerate(screen) if line.startswith("approval of")) :]
+    free = [line for line in asked if not line.startswith(("  | ", "  |>"))]
+    assert free[1] == "  changes: 2 paths, +5 -0 lines"
+    rest = "always covers write_file of these paths; all shows everything keep it? yes,"
+    assert " ".join(" ".join(free[2:]).split()).startswith(rest)
+    assert sum(spoof in line for line in asked if line.startswith("  |>")) >= 4, "it is there, behind a bar"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
+from rich.cells import cell_len
 
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.ignored import IgnoredPaths
@@ -28,6 +29,10 @@ NOBODY_AT_START = "nobody can answer here, since there is no terminal: what --as
 MAX_LINE_CHARACTERS = 400
 MAX_IGNORED = 5
 """The most names of ignored paths in a short question."""
+
+BAR, GOES_ON = "  | ", "  |>"
+WIDENS = "\ufe0f"
+"""It has no width, and asks for the wide form of the character before it."""
 
 Line = tuple[str, str]
 """A line for a person, without anything that acts on a terminal, and its style."""
@@ -57,14 +62,18 @@ def nobody(request: ApprovalRequest) -> Approval:
     return Approval(False, NOBODY)
 
 
-def question_lines(request: ApprovalRequest, *, most_diff: int | None, most_output: int | None) -> Iterator[Line]:
+def question_lines(
+    request: ApprovalRequest, *, most_diff: int | None, most_output: int | None, width: int
+) -> Iterator[Line]:
     """Yield a question. What comes from the agent stands behind a bar, so that it cannot pass for the rest.
 
-    ``most_diff`` and ``most_output`` are the most lines of either; None is all of them, however long.
+    ``most_diff`` and ``most_output`` are the most lines of either; None is all of them, however long. ``width`` is the
+    number of columns of the screen. A line that the screen itself wrapped would go on without a bar.
     """
-    yield f"approval of {one_line(request.tool, 64)} ({one_line(request.call_id, 64)})", "bold"
+    about = f"approval of {one_line(request.tool, 64)} ({one_line(request.call_id, 64)})"
+    yield next(_pieces(about, width)), "bold"
     for line in _params_lines(request):
-        yield f"  {line}", ""
+        yield from _barred(line, width)
     if request.before:
         yield f"  it has not run yet: {printable(request.before)}", "yellow"
         return
@@ -73,27 +82,43 @@ def question_lines(request: ApprovalRequest, *, most_diff: int | None, most_outp
         lines = printable(request.output).splitlines()
         cut = 0 if most_output is None else max(len(lines) - most_output, 0)
         yield "  output:" + (f" (the first {plural(cut, 'line')} left out)" if cut else ""), ""
-        yield from _block(lines[cut:], is_whole=most_output is None)
+        for line in lines[cut:]:
+            yield from _barred(line, width, is_whole=most_output is None)
     added, removed = line_counts(request.diff)
     yield f"  changes: {plural(len(request.changes), 'path')}, +{added} -{removed} lines", ""
     if request.ignored:
         most = len(request.ignored) if most_diff is None else MAX_IGNORED
         named = [display_path(change.path) for change in request.ignored[:most]]
         more = f" and {len(request.ignored) - len(named)} more" if len(request.ignored) > len(named) else ""
-        yield f"  {plural(len(request.ignored), 'ignored path')}: {printable(', '.join(named))}{more}", "yellow"
+        yield f"  {plural(len(request.ignored), 'ignored path')}:", "yellow"
+        yield from _barred(printable(", ".join(named)) + more, width, is_whole=True)
     for line in unpatchable_changes(request.changes):
-        yield f"  {printable(line)}", ""
+        yield from _barred(printable(line), width, is_whole=True)
     lines = printable(request.diff.decode("utf-8", "surrogateescape")).splitlines()
-    for text, _ in _block(lines[:most_diff], is_whole=most_diff is None):
-        yield text, diff_style(text[4:])
+    for line in lines[:most_diff]:
+        yield from _barred(line, width, diff_style(line), is_whole=most_diff is None)
     if most_diff is not None and len(lines) > most_diff:
         yield f"  {plural(len(lines) - most_diff, 'more line')} of the diff", "yellow"
 
 
-def _block(lines: Sequence[str], *, is_whole: bool) -> Iterator[Line]:
-    for line in lines:
-        is_long = len(line) > MAX_LINE_CHARACTERS and not is_whole
-        yield f"  | {line[:MAX_LINE_CHARACTERS]} [and more]" if is_long else f"  | {line}", ""
+def _barred(line: str, width: int, style: str = "", *, is_whole: bool = False) -> Iterator[Line]:
+    """Yield a line of the agent, wrapped at ``width``. What goes on a line has another bar than what begins one."""
+    if len(line) > MAX_LINE_CHARACTERS and not is_whole:
+        line = f"{line[:MAX_LINE_CHARACTERS]} [and more]"
+    for number, piece in enumerate(_pieces(line.expandtabs(), width - len(BAR))):
+        yield (GOES_ON if number else BAR) + piece, style
+
+
+def _pieces(line: str, width: int) -> Iterator[str]:
+    """Yield the parts of a line that fit. A terminal may show characters apart that others join to one."""
+    start = columns = 0
+    for at, character in enumerate(line):
+        wide = 1 if character == WIDENS else cell_len(character)
+        if columns + wide > width and at > start:
+            yield line[start:at]
+            start, columns = at, 0
+        columns += wide
+    yield line[start:]
 
 
 def _params_lines(request: ApprovalRequest) -> Iterator[str]:
@@ -102,5 +127,4 @@ def _params_lines(request: ApprovalRequest) -> Iterator[str]:
         yield params_summary(request.params)
         return
     for name, value in given_params(request.params):
-        lines = printable(value if isinstance(value, str) else repr(value)).splitlines()
-        yield f"{name}: " + "\n  | ".join(lines)
+        yield from f"{name}: {printable(value if isinstance(value, str) else repr(value))}".splitlines()

@@ -42,7 +42,7 @@ class Terminal:
 
     def __init__(self, errors: ErrorStream) -> None:
         self.screen: Screen | None = None
-        self._console = Console(file=errors, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self._console = Console(file=errors, markup=False, emoji=False, highlight=False)
         self._refused: dict[tuple[object, ...], Approval] = {}
 
     def __call__(self, request: ApprovalRequest) -> Approval | None:
@@ -89,7 +89,8 @@ class Terminal:
         return (_read_line(until) or "").strip()[:MAX_REASON_CHARACTERS]
 
     def _show(self, request: ApprovalRequest, most_diff: int | None, most_output: int | None) -> None:
-        for text, style in question_lines(request, most_diff=most_diff, most_output=most_output):
+        width = self._console.width
+        for text, style in question_lines(request, most_diff=most_diff, most_output=most_output, width=width):
             self._say(text, style=style)
 
     def _say(self, text: str, *, style: str = "", end: str = "\n") -> None:

@@ -41,7 +41,7 @@ def test_a_command_is_approved_by_what_it_did(tmp_path: Path) -> None:
     ]
     with at_terminal(tree, *commands) as terminal:
         shown = terminal.wait_for("keep it?")
-        assert "command: echo new > a; printf 'said\\033[2J'; exit 3" in shown  # the first has changed nothing
+        assert "  | command: echo new > a; printf 'said\\033[2J'; exit 3" in shown  # the first has changed nothing
         assert "  exit code 3\n" in shown
         assert "  | said\\x1b[2J" in shown
         assert "  | -old\n  | +new\n" in shown

@@ -15,8 +15,34 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
+from rich.cells import cell_len
+
 WAIT_SECONDS = 30.0
 _SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PARTS = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|(.)", re.DOTALL)
+
+
+def screen_of(raw: str, columns: int) -> list[str]:
+    """Return the lines of a terminal of `columns` that has got `raw`, those that have scrolled away too."""
+    lines, row, column = [""], 0, 0
+    for number, action, character in _PARTS.findall(raw):
+        if action == "A":
+            row = max(row - int(number or 1), 0)
+        elif action == "K":
+            lines[row] = "" if number == "2" else lines[row][:column]
+        elif character == "\r":
+            column = 0
+        elif character == "\n":
+            row += 1
+        elif character:
+            if column + cell_len(character) > columns:
+                row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+            # A wide character stands for two columns: the second one has a character that no test looks for.
+            lines[row] = lines[row][:column].ljust(column) + character + "\0" * (cell_len(character) - 1)
+            column += cell_len(character)
+        lines += [""] * (row + 1 - len(lines))
+    return [line.replace("\0", "").rstrip() for line in lines]
 
 
 class Terminal:
@@ -39,6 +65,7 @@ class Terminal:
             env=environment,
         )
         os.close(other)
+        self._columns = columns
         self.raw = ""
         self._read = 0
 
@@ -65,6 +92,11 @@ class Terminal:
     def shown(self) -> str:
         """All text so far, without what moves the cursor or colours."""
         return _SEQUENCES.sub("", self.raw).replace("\r\n", "\n")
+
+    @property
+    def screen(self) -> list[str]:
+        """The lines that a person sees now, or by scrolling up."""
+        return screen_of(self.raw, self._columns)
 
     def type(self, text: str) -> None:
         os.write(self._side, text.encode())

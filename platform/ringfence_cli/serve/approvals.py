@@ -33,6 +33,8 @@ CANNOT_ASK = "this client cannot ask a person (MCP calls it elicitation), so it 
 WAITING = "waiting for approval of {tool} (call {call_id}): nothing was changed. Try again when a person has answered"
 IS_OVER = "this question was answered, or its time is over: nothing more was changed. Call the tool again"
 MAX_DIFF_LINES, MAX_OUTPUT_LINES, MAX_CHARACTERS = 100, 20, 10_000
+MAX_COLUMNS = 72
+"""Of the text of a question: few enough for the form of a client at a narrow terminal."""
 LOOK_SECONDS = 0.1
 """How often a waiting call looks whether it was cancelled."""
 
@@ -214,7 +216,7 @@ class Approvals:
 
 
 def _text(request: ApprovalRequest, choices: Sequence[str]) -> str:
-    lines = question_lines(request, most_diff=MAX_DIFF_LINES, most_output=MAX_OUTPUT_LINES)
+    lines = question_lines(request, most_diff=MAX_DIFF_LINES, most_output=MAX_OUTPUT_LINES, width=MAX_COLUMNS)
     always = f", always: {request.always}" if "always" in choices else ""
     end = f"{'Run' if request.before else 'Keep'} it? yes or no{always}. A no after {request.timeout_seconds:.0f} s."
     return f"{bounded(chr(10).join(text for text, _ in lines), MAX_CHARACTERS)}\n{end}"
