@@ -237,3 +237,20 @@ def test_each_line_of_an_agent_s_text_has_a_bar_at_the_width_of_the_terminal(tmp
     rest = "always covers write_file of these paths; all shows everything keep it? yes,"
     assert " ".join(" ".join(free[2:]).split()).startswith(rest)
     assert sum(spoof in line for line in asked if line.startswith("  |>")) >= 4, "it is there, behind a bar"
+
+
+def test_question_and_answer_stay_on_the_screen(tmp_path: Path) -> None:
+    turns = [write("a", "".join(f"line {n}\n" for n in range(9))), write("b", "other\n")]
+    plan = {"objective": "Do it", "initial_steps": ["one", "two", "three"]}
+    turns.insert(0, {"tool_calls": [{"name": "planning_setup_plan", "arguments": plan}]})
+    with at_terminal(tmp_path, turns) as terminal:
+        for _ in range(2):
+            terminal.wait_for(QUESTION)
+            time.sleep(0.3)
+            terminal.type("yes\n")
+        assert terminal.end() == 0
+    screen = terminal.screen
+    first = next(n for n, line in enumerate(screen) if line.startswith("approval of"))
+    asked = screen[first : next(n for n, line in enumerate(screen) if "keep it?" in line) + 1]
+    assert [line for line in asked if line.startswith("  | +line")] == [f"  | +line {n}" for n in range(9)]
+    assert asked[-1].endswith("then no) yes")

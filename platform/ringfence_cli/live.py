@@ -79,10 +79,11 @@ class View(RunWatcher):
         self._console = Console(file=stream, markup=False, emoji=False, highlight=False, soft_wrap=True)
         self._live: Live | None = None
         if terminal and self._console.is_terminal and not self._console.is_dumb_terminal:
-            # The two streams stay as they are: nothing else writes while this runs.
-            self._live = Live(
-                console=self._console, get_renderable=self._region, redirect_stdout=False, redirect_stderr=False
-            )
+            self._live = self._new_live()
+
+    def _new_live(self) -> Live:
+        # The two streams stay as they are: nothing else writes while this runs.
+        return Live(console=self._console, get_renderable=self._region, redirect_stdout=False, redirect_stderr=False)
 
     def __enter__(self) -> View:
         self._running = True
@@ -109,10 +110,10 @@ class View(RunWatcher):
             return
         self._live.transient = True  # nothing of what was live is left above
         self._live.stop()
-        self._live.transient = False
         try:
             yield
         finally:
+            self._live = self._new_live()  # the old one would begin by deleting as many lines as it had
             self._live.start()
 
     def text(self, event: ModelText) -> None:
