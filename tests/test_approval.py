@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from ringfence import PromptValidationError
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
+from ringfence.participants import Change
 from ringfence.prompt import (
     Approval,
     ApprovalPolicy,
@@ -55,9 +56,13 @@ class Shell:
 class Ran:
     exit_code: int
     stdout: str
+    changed: tuple[str, ...] = ()
+
+    def with_changes(self, changes: Sequence[Change]) -> Ran:
+        return replace(self, changed=tuple(change.path for change in changes))
 
     def render(self) -> str:
-        return self.stdout
+        return self.stdout + "".join(f"changed {path}\n" for path in self.changed)
 
 
 @dataclass
@@ -251,6 +256,15 @@ def test_what_has_no_bytes_to_show_is_named_in_the_question(tmp_path: Path) -> N
     for what in ("old (deleted", "new (created", "big (created"):
         assert any(line.startswith(f"  | {what}; it cannot be shown") for line in lines)
     assert not any("rename" in line for line in lines)
+
+
+def test_the_output_of_a_command_is_what_it_printed_and_not_the_list_of_its_changes(tmp_path: Path) -> None:
+    with on_disk(tmp_path) as files:
+        agent = Agent(files, lambda request: YES, ["commands"])
+        result = agent("shell", command="touch one two; echo end")
+    [request] = agent.asked
+    assert request.output == "ran\n\nend\n"
+    assert result.text() == "ran\n\nend\nchanged one\nchanged two\n"
 
 
 def test_always_for_a_command_is_exactly_this_command(tmp_path: Path) -> None:

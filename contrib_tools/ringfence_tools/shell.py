@@ -141,7 +141,7 @@ class CommandOutcome:
             lines.append(f"[and {self.changes_left_out:,} more]")
         if lines:
             parts.append("\n".join(("changed:", *lines)))
-        return "\n".join(part.rstrip("\n") for part in parts) or "it printed nothing, and changed no file"
+        return "\n".join(part.rstrip("\n") for part in parts) or "it printed nothing"
 
     def summary(self) -> str:
         """Return exit code, time and other facts besides the output on one line."""

@@ -44,6 +44,7 @@ def test_a_command_is_approved_by_what_it_did(tmp_path: Path) -> None:
         assert "  | command: echo new > a; printf 'said\\033[2J'; exit 3" in shown  # the first has changed nothing
         assert "  exit code 3\n" in shown
         assert "  | said\\x1b[2J" in shown
+        assert "| modified a" not in shown, "the diff has it"
         assert "  | -old\n  | +new\n" in shown
         terminal.type("no leave it\n")
         shown = terminal.wait_for("keep it?")

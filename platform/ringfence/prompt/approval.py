@@ -15,7 +15,7 @@ from ringfence.filesystem.diff import patch_of
 from ringfence.filesystem.path_patterns import covering_any_case
 from ringfence.prompt.policy import ALLOW, BasePolicy, Hook, PolicyDecision, check_names, refuse_unknown
 from ringfence.prompt.tool import TOOL_NAME
-from ringfence.runtime.tool_result import exit_code_of
+from ringfence.runtime.tool_result import AcceptsChanges, exit_code_of
 
 if TYPE_CHECKING:
     from ringfence.filesystem.ignored import IgnoredPaths
@@ -43,7 +43,7 @@ class ApprovalRequest:
     ignored: Sequence[Change] = ()
     """The changes of paths that git ignores."""
     output: str = ""
-    """The text of the result, which the model gets after a yes."""
+    """The text of the result, without the list of changed paths that a command has."""
     exit_code: int | None = None
     always: str = ""
     """What a yes with ``always`` covers, in words."""
@@ -150,6 +150,8 @@ class ApprovalPolicy(BasePolicy):
                 (session, tool.name, lock.serial, one.path) for lock, found in call.changes.items() for one in found
             }
             always = f"{tool.name} of " + ("this path" if len(keys) == 1 else "these paths")
+        if isinstance(result.value, AcceptsChanges):
+            result = replace(result, value=result.value.with_changes(()))  # `changes` and `ignored` have them
         shown, ignored = (changes, ()) if self._ignored is None else self._ignored().split(changes)
         request = ApprovalRequest(
             call.call_id,
