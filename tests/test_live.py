@@ -16,10 +16,15 @@ from typing import Any
 
 import pytest
 from command_line import ringfence, ringfence_process
+from rich.cells import cell_len
+from terminals import screen_of
+
+from ringfence_tools.run_workspace import HIDDEN
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 OWN = '''\
 import time
+from dataclasses import dataclass
 from ringfence import Tool, ToolContext, ToolResult, ToolsSection
 from ringfence.runtime import ToolOutput
 
@@ -30,7 +35,17 @@ def build(params: None, *, context: ToolContext) -> ToolResult[None]:
     time.sleep(1.3)
     return ToolResult("built")
 
-section = ToolsSection(title="Own", key="own", tools=[Tool("build", "Build it.", build)])
+@dataclass
+class Command:
+    command: str
+
+def slow(params: Command, *, context: ToolContext) -> ToolResult[None]:
+    """Run it."""
+    time.sleep(1.3)
+    return ToolResult("ran")
+
+tools = [Tool("build", "Build it.", build), Tool("slow", "Run it.", slow)]
+section = ToolsSection(title="Own", key="own", tools=tools)
 '''
 LONG = "a-rather-long-name-of-a-file-" * 3
 TURNS: list[dict[str, Any]] = [
@@ -100,6 +115,26 @@ def test_a_running_call_is_shown_with_the_end_of_its_output_and_every_line_fits(
     said = " ".join(" ".join(live).split())
     assert "-> committed: created" in said
     assert "failed and rolled back: " in said
+
+
+@pytest.mark.parametrize(
+    ("columns", "command", "shown"),
+    [
+        (60, "日本語" * 30, r"  slow command='(日本語)+.*…  0:0\d"),
+        (200, "word " * 30, r"  slow command='(word ){29}word'  0:0\d"),
+    ],
+)
+def test_a_running_call_has_its_time_and_as_much_of_its_command_as_fits(
+    tree: Path, columns: int, command: str, shown: str
+) -> None:
+    (tree / ".env").write_text("A=1\n")
+    turns = [{"tool_calls": [{"name": "slow", "arguments": {"command": command}}]}, {"text": "Done."}]
+    (tree.parent / "script.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    raw = at_a_terminal(columns, *arguments(tree))
+    lines = re.split(r"[\r\n]+", ESCAPE.sub("", raw))
+    assert any(re.fullmatch(shown, line) for line in lines), raw
+    assert max(map(cell_len, lines)) <= columns
+    assert HIDDEN in " ".join(" ".join(screen_of(raw, columns)).split()), "no word is broken"
 
 
 def test_a_long_diff_is_cut_at_a_terminal_and_says_how_to_see_all(tree: Path) -> None:

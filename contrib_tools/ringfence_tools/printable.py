@@ -67,17 +67,18 @@ def ignored_line(count: int) -> str:
     return f"{plural(count, 'ignored path')} changed: --with-ignored shows {'it' if count == 1 else 'them'}"
 
 
-def params_summary(params: object) -> str:
-    """Return the params of a tool call on one line: without defaults, with long values cut."""
+def params_summary(params: object, room: int = 0) -> str:
+    """Return the params of a tool call on one line: without defaults, with long values cut.
+
+    Where there is ``room`` for more characters than usual, values get an equal share of it.
+    """
+    limit = max(room, MAX_PARAMS_CHARACTERS)
     if isinstance(params, RejectedToolParams):
-        return one_line(str(params.raw_arguments), MAX_PARAMS_CHARACTERS)
-    if isinstance(params, Mapping):  # as the model wrote them
-        found = cast("Mapping[str, object]", params)
-        return one_line(" ".join(f"{name}={_value(value)}" for name, value in found.items()), MAX_PARAMS_CHARACTERS)
-    if not dataclasses.is_dataclass(params):
-        return ""
-    said = [f"{name}={_value(value)}" for name, value in given_params(params)]
-    return one_line(" ".join(said), MAX_PARAMS_CHARACTERS)
+        return one_line(str(params.raw_arguments), limit)
+    # A mapping has the params as the model wrote them.
+    given = list(cast("Mapping[str, object]", params).items() if isinstance(params, Mapping) else given_params(params))
+    share = max(room // max(len(given), 1), MAX_VALUE_CHARACTERS)
+    return one_line(" ".join(f"{name}={_value(value, share)}" for name, value in given), limit)
 
 
 def given_params(params: object) -> Iterator[tuple[str, object]]:
@@ -89,8 +90,8 @@ def given_params(params: object) -> Iterator[tuple[str, object]]:
             yield field.name, value
 
 
-def _value(value: object) -> str:
-    said = one_line(str(value), MAX_VALUE_CHARACTERS)
+def _value(value: object, limit: int) -> str:
+    said = one_line(str(value), limit)
     return f"'{said}'" if isinstance(value, str) else said
 
 

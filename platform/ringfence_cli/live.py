@@ -76,7 +76,7 @@ class View(RunWatcher):
         self._writing, self._writes = "", (0, 0)
         self._calls: dict[str, _Running] = {}
         terminal = stream.isatty()
-        self._console = Console(file=stream, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self._console = Console(file=stream, markup=False, emoji=False, highlight=False, soft_wrap=not terminal)
         self._live: Live | None = None
         if terminal and self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = self._new_live()
@@ -140,7 +140,7 @@ class View(RunWatcher):
         return self._console.width if self._live is not None else None
 
     def started(self, event: ToolCallStarted) -> None:
-        running = self._calls[event.call_id] = _Running(_head(event.name, event.arguments), monotonic())
+        running = self._calls[event.call_id] = _Running(_head(event.name, event.arguments, self._width), monotonic())
         if self._live is None:
             running.timer = Timer(SILENT_SECONDS, lambda: self._console.print(running.head.copy().append(" ...")))
             running.timer.daemon = True
@@ -172,7 +172,9 @@ class View(RunWatcher):
         written = printable(self._writing).strip().split("\n")[-MAX_WRITING_LINES:]
         parts = [Text(f"  {line}", style="italic dim") for line in written if line.strip()]
         for running in [*self._calls.values()]:
-            parts.append(Text.assemble(running.head, (f"  {clock(monotonic() - running.began)}", "dim")))
+            head, time = running.head.copy(), f"  {clock(monotonic() - running.began)}"
+            head.truncate(self._console.width - len(time), overflow="ellipsis")
+            parts.append(head.append(time, style="not bold dim"))
             lines = Text.from_ansi(running.output.replace("\r", "\n")).plain.rstrip().split("\n")
             parts += [Text(f"    {printable(line)}", style="dim") for line in lines[-MAX_OUTPUT_LINES:] if line.strip()]
         if (plan := self._plan) is not None:
@@ -194,7 +196,7 @@ def call_text(receipt: Receipt, directory: Path, width: int | None = None) -> Te
 
     If it is longer than ``width``, the call is cut, and a long outcome has lines of its own.
     """
-    head, outcome = _head(receipt.tool, receipt.params), outcome_words(receipt, directory)
+    head, outcome = _head(receipt.tool, receipt.params, width), outcome_words(receipt, directory)
     between = " -> "
     if width is not None and head.cell_len + len(between) + cell_len(outcome) > width:
         room = width - len(between) - cell_len(outcome)
@@ -205,9 +207,10 @@ def call_text(receipt: Receipt, directory: Path, width: int | None = None) -> Te
     return head.append(between).append(outcome, style=f"not bold {STYLES[receipt.outcome]}")
 
 
-def _head(tool: str, params: object) -> Text:
+def _head(tool: str, params: object, width: int | None) -> Text:
     text = Text(f"  {one_line(tool, 64)}", style="bold")
-    return text.append(f" {said}" if (said := params_summary(params)) else "", style="not bold")
+    said = params_summary(params, (width or 0) - text.cell_len)
+    return text.append(f" {said}" if said else "", style="not bold")
 
 
 def clock(seconds: float) -> str:

@@ -10,6 +10,7 @@ import re
 import select
 import stat
 import sys
+import textwrap
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain, combinations, product
@@ -52,14 +53,24 @@ class ErrorStream(io.TextIOWrapper):
         super().__init__(io.BufferedWriter(raw), sys.stderr.encoding, errors="backslashreplace", line_buffering=True)
 
     def say(self, text: str) -> None:
-        """Print `text`, with control characters escaped."""
-        self.write(f"{printable(text)}\n")
+        """Print `text`, with control characters escaped. At a terminal, lines are wrapped between words."""
+        lines = printable(text).split("\n")
+        columns = os.get_terminal_size(self.fileno()).columns if self.isatty() else 0
+        self.write("".join(f"{_wrapped(line, columns)}\n" for line in lines))
 
     def show(self, error: click.ClickException) -> None:
         """Print what click says of an error, in which words of the command line stand as they came."""
         said = io.StringIO()
         error.show(said)
         self.write(printable(said.getvalue()))
+
+
+def _wrapped(line: str, columns: int) -> str:
+    """Return a line with line ends between its words. One with a command is as it was, so that it can be copied."""
+    if not 0 < columns < len(line) or "`" in line:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 class WaitingStream(io.FileIO):
