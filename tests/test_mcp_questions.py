@@ -21,7 +21,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_servers import ENVELOPE, HELLO, MODERN, PATIENT, TOKEN, HttpServer, LineClient
 from mcp_types import ElicitRequestFormParams, ElicitResult, ErrorData, TextContent
 
-from ringfence_cli.serve.questions import Said
+from ringfence_cli.serve.questions import Answer
 from ringfence_cli.serve.transports import listen, serve_http
 
 ERAS = ["legacy", MODERN]
@@ -75,7 +75,7 @@ async def test_a_client_that_shows_forms_is_asked(transport: str, era: str) -> N
         return ElicitResult(action="accept", content={"choice": "no", "comment": "not today"})
 
     async with connected(transport, era, elicitation_callback=answer) as client:
-        assert await said(client) == str(Said("no", "not today"))
+        assert await said(client) == str(Answer("no", "not today"))
     (question,) = seen
     assert question.message == "go on?"
     assert question.requested_schema["properties"]["choice"]["enum"] == list(CHOICES)
@@ -108,7 +108,8 @@ async def test_whatever_is_no_choice_chooses_nothing(era: str) -> None:
         return left.pop()
 
     async with connected("http", era, elicitation_callback=answer) as client:
-        assert [await said(client) for _ in answers] == [str(Said(None))] * len(answers)
+        found = [await said(client) for _ in answers]
+    assert found[::-1] == [str(Answer(None, is_malformed=answer.action == "accept")) for answer in answers]
 
 
 @pytest.mark.anyio

@@ -8,7 +8,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
-from ringfence_cli.serve.questions import Elicitation, ask, asking_result, elicitation_of, said_in
+from ringfence_cli.serve.questions import Elicitation, answer_in, ask, asking_result, elicitation_of
 from ringfence_cli.serve.server import Connected
 from ringfence_cli.serve.transports import reserve_streams, serve_stdio
 
@@ -34,7 +34,7 @@ async def call_tool(
     elif params.request_state != STATE:
         return asking_result("go on?", CHOICES, STATE)
     else:
-        text = str(said_in(params, CHOICES))
+        text = str(answer_in(params, CHOICES))
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)])
 
 

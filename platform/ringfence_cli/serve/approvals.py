@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,21 +28,26 @@ from ringfence.runtime.tool_result import bounded
 from ringfence_cli.approval import question_lines
 from ringfence_cli.serve.identity import identity_of
 from ringfence_cli.serve.progress import cancel_on_disconnect, report_progress
-from ringfence_cli.serve.questions import Elicitation, Said, ask, asking_result, elicitation_of, said_in
+from ringfence_cli.serve.questions import Answer, Elicitation, answer_in, ask, asking_result, elicitation_of
 
 CANNOT_ASK = "this client cannot ask a person (MCP calls it elicitation), so it counts as a no"
 WAITING = "waiting for approval of {tool} (call {call_id}): nothing was changed. Try again when a person has answered"
-IS_OVER = "this question was answered, or its time is over: nothing more was changed. Call the tool again"
+ANSWERED = "this question was answered before: nothing more was changed. Call the tool again"
+TIMED_OUT = "the time of this question is over, and its call was rolled back. Call the tool again"
+UNKNOWN = "no question of this call has this requestState: nothing was changed. Call the tool again without it"
+MALFORMED = "the answer of the client is malformed, so it counts as a no: its `choice` is none of {}"
 MAX_DIFF_LINES, MAX_OUTPUT_LINES, MAX_CHARACTERS = 100, 20, 10_000
 MAX_COLUMNS = 72
 """Of the text of a question: few enough for the form of a client at a narrow terminal."""
 LOOK_SECONDS = 0.1
 """How often a waiting call looks whether it was cancelled."""
+MAX_ENDED = 100
+"""The number of questions whose end is remembered."""
 
 Context: TypeAlias = ServerRequestContext[Any, Any]
 Running: TypeAlias = Callable[[Cancellation], AbstractContextManager[object]]
 """A block in which the server cancels a cancellation when it stops."""
-Answer: TypeAlias = Callable[[Context, types.CallToolRequestParams, Cancellation], Awaitable[types.CallToolResult]]
+Handler: TypeAlias = Callable[[Context, types.CallToolRequestParams, Cancellation], Awaitable[types.CallToolResult]]
 
 
 @dataclass(eq=False)
@@ -50,6 +56,8 @@ class Rounds:
 
     name: str
     arguments: object
+    ended: deque[tuple[str, str]]
+    """The states of questions that are not open any more, and what a late answer to them is told."""
     cancellation: Cancellation = field(default_factory=Cancellation)
     news: anyio.Event = field(default_factory=anyio.Event)
     """Set when there is a question or a result."""
@@ -57,18 +65,20 @@ class Rounds:
     result: types.CallToolResult | Exception | None = None
     state: str = ""
     choices: Sequence[str] = ()
-    said: Said = field(default_factory=lambda: Said(None))
+    answer: Answer = field(default_factory=lambda: Answer(None))
     answered: anyio.Event = field(default_factory=anyio.Event)
 
-    async def ask(self, text: str, choices: Sequence[str]) -> Said:
+    async def ask(self, text: str, choices: Sequence[str]) -> Answer:
         self.state, self.choices, self.answered = secrets.token_urlsafe(32), choices, anyio.Event()
         self.question = asking_result(text, choices, self.state)
         self.news.set()
         try:
             await self.answered.wait()
         finally:
+            if self.state and not self.cancellation.cancelled:
+                self.ended.append((self.state, TIMED_OUT))
             self.state = ""
-        return self.said
+        return self.answer
 
     def go_on(self, params: types.CallToolRequestParams) -> bool:
         """Take the answer in a repeated request. Return False if it answers no question of this call."""
@@ -76,8 +86,9 @@ class Rounds:
         same = (params.name, params.arguments or {}) == (self.name, self.arguments or {})
         if not (self_state and same and hmac.compare_digest(state.encode(), self_state.encode())):
             return False
+        self.ended.append((self.state, ANSWERED))
         self.state, self.question, self.news = "", None, anyio.Event()
-        self.said = said_in(params, self.choices)
+        self.answer = answer_in(params, self.choices)
         self.answered.set()
         return True
 
@@ -88,6 +99,7 @@ class Approvals:
     def __init__(self) -> None:
         self._contexts: dict[Cancellation | None, Context] = {}
         self._rounds: dict[Cancellation | None, Rounds] = {}
+        self._ended: deque[tuple[str, str]] = deque(maxlen=MAX_ENDED)
         self._waiting: ApprovalRequest | None = None
         self._queued: set[anyio.CancelScope] = set()
 
@@ -116,29 +128,30 @@ class Approvals:
         raise MCPError(code=types.INTERNAL_ERROR, message=message)
 
     async def answer(
-        self, context: Context, params: types.CallToolRequestParams, cancellation: Cancellation, answer: Answer
+        self, context: Context, params: types.CallToolRequestParams, cancellation: Cancellation, handle: Handler
     ) -> types.CallToolResult:
         """Run a call whose client can be asked meanwhile, if at all."""
         self._contexts[cancellation] = context
         try:
-            return await answer(context, params, cancellation)
+            return await handle(context, params, cancellation)
         finally:
             del self._contexts[cancellation]
 
     async def answer_in_rounds(
-        self, context: Context, params: types.CallToolRequestParams, running: Running, answer: Answer
+        self, context: Context, params: types.CallToolRequestParams, running: Running, handle: Handler
     ) -> types.CallToolResult | types.InputRequiredResult:
         """Run a call up to its first question or its result, or go on with one that has asked."""
         if params.request_state is None:
-            rounds = Rounds(params.name, params.arguments)
+            rounds = Rounds(params.name, params.arguments, self._ended)
             group: TaskGroup = context.lifespan_context.group
-            group.start_soon(self._complete, rounds, running, partial(answer, context, params, rounds.cancellation))
+            group.start_soon(self._complete, rounds, running, partial(handle, context, params, rounds.cancellation))
         else:
             rounds = next((one for one in self._rounds.values() if one.go_on(params)), None)
             if rounds is None:
                 from ringfence_cli.serve.clients import error_result
 
-                return error_result(IS_OVER)
+                why = next((why for state, why in self._ended if state == params.request_state), UNKNOWN)
+                return error_result(why)
         news = rounds.news
         try:
             async with anyio.create_task_group() as group:
@@ -157,12 +170,12 @@ class Approvals:
         return result
 
     async def _complete(
-        self, rounds: Rounds, running: Running, answer: Callable[[], Awaitable[types.CallToolResult]]
+        self, rounds: Rounds, running: Running, handle: Callable[[], Awaitable[types.CallToolResult]]
     ) -> None:
         self._rounds[rounds.cancellation] = rounds
         try:
             with running(rounds.cancellation):
-                rounds.result = await answer()
+                rounds.result = await handle()
         except Exception as error:
             rounds.result = error
         finally:
@@ -178,20 +191,22 @@ class Approvals:
         # Clients that cannot be told apart share a session: one must not answer for the others.
         choices = ("yes", "no", "always") if identity_of(context) is not None else ("yes", "no")
         question = partial(ask, context) if how is Elicitation.REQUEST else self._rounds[cancellation].ask
-        said = from_thread.run(self._wait, request, cancellation, partial(question, _text(request, choices), choices))
-        if said is None:
+        answer = from_thread.run(self._wait, request, cancellation, partial(question, _text(request, choices), choices))
+        if answer is None:
             return None
-        if isinstance(said, MCPError):
-            return Approval(False, f"the client could not ask a person: {said.error.message}")
-        if said.choice in ("yes", "always"):
-            return Approval(True, always=said.choice == "always")
-        return Approval.no(said.comment.strip())
+        if isinstance(answer, MCPError):
+            return Approval(False, f"the client could not ask a person: {answer.error.message}")
+        if answer.is_malformed:
+            return Approval(False, MALFORMED.format(", ".join(choices)))
+        if answer.choice in ("yes", "always"):
+            return Approval(True, always=answer.choice == "always")
+        return Approval.no(answer.comment.strip())
 
     async def _wait(
-        self, request: ApprovalRequest, cancellation: Cancellation, question: Callable[[], Awaitable[Said]]
-    ) -> Said | MCPError | None:
+        self, request: ApprovalRequest, cancellation: Cancellation, question: Callable[[], Awaitable[Answer]]
+    ) -> Answer | MCPError | None:
         """Ask, and refuse other calls meanwhile. None: nobody has answered in time, or the call was cancelled."""
-        said: Said | MCPError | None = None
+        answer: Answer | MCPError | None = None
 
         async def look() -> None:
             while not cancellation.cancelled:
@@ -206,13 +221,13 @@ class Approvals:
                 async with anyio.create_task_group() as group:
                     group.start_soon(look)
                     try:
-                        said = await question()
+                        answer = await question()
                     except MCPError as error:
-                        said = error
+                        answer = error
                     group.cancel_scope.cancel()
         finally:
             self._waiting = None
-        return said
+        return answer
 
 
 def _text(request: ApprovalRequest, choices: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """Questions to the person at a client of an MCP server, in the middle of a call.
 
 Up to revision 2025-11-25, a server asks by a request of its own while the call runs. Since 2026-07-28, the question is
-the result of the call. The client then repeats the call with what the person said.
+the result of the call. The client then repeats the call with the answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mcp.server.context import ServerRequestContext
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 KEY = "question"
-"""The name of the question in the answer to a call, and of what the person said in the repeated call."""
+"""The name of the question in the answer to a call, and of the answer in the repeated call."""
 
 
 class Elicitation(Enum):
@@ -27,11 +27,13 @@ class Elicitation(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a person said. ``choice`` is None if the person declined or dismissed the question."""
+class Answer:
+    """The answer to a question. ``choice`` is None if the person declined or dismissed the question."""
 
     choice: str | None
     comment: str = ""
+    is_malformed: bool = False
+    """Whether the client sent no answer to the question that was asked. ``choice`` is None then, too."""
 
 
 def elicitation_of(context: ServerRequestContext[Any, Any]) -> Elicitation | None:
@@ -45,14 +47,14 @@ def elicitation_of(context: ServerRequestContext[Any, Any]) -> Elicitation | Non
     return Elicitation.REQUEST if context.session.can_send_request else None
 
 
-async def ask(context: ServerRequestContext[Any, Any], message: str, choices: Sequence[str]) -> Said:
+async def ask(context: ServerRequestContext[Any, Any], message: str, choices: Sequence[str]) -> Answer:
     """Ask by a request, and wait for the answer. A cancellation withdraws the question.
 
     Raise MCPError: the client did not answer the question.
     """
     question = _form(message, choices)
     result = await context.session.elicit_form(question.message, question.requested_schema, context.request_id)
-    return _said(result, choices)
+    return _answer(result, choices)
 
 
 def asking_result(message: str, choices: Sequence[str], state: str) -> types.InputRequiredResult:
@@ -65,10 +67,10 @@ def asking_result(message: str, choices: Sequence[str], state: str) -> types.Inp
     return types.InputRequiredResult(input_requests={KEY: question}, request_state=state)
 
 
-def said_in(params: types.CallToolRequestParams, choices: Sequence[str]) -> Said:
-    """Return what the person said, from the repeated call."""
+def answer_in(params: types.CallToolRequestParams, choices: Sequence[str]) -> Answer:
+    """Return the answer from the repeated call."""
     result = (params.input_responses or {}).get(KEY)
-    return _said(result, choices) if isinstance(result, types.ElicitResult) else Said(None)
+    return _answer(result, choices) if isinstance(result, types.ElicitResult) else Answer(None, is_malformed=True)
 
 
 def _form(message: str, choices: Sequence[str]) -> types.ElicitRequestFormParams:
@@ -80,9 +82,11 @@ def _form(message: str, choices: Sequence[str]) -> types.ElicitRequestFormParams
     return types.ElicitRequestFormParams(message=message, requested_schema=schema)
 
 
-def _said(result: types.ElicitResult, choices: Sequence[str]) -> Said:
+def _answer(result: types.ElicitResult, choices: Sequence[str]) -> Answer:
     content = result.content or {}
     choice, comment = content.get("choice"), content.get("comment")
-    if result.action != "accept" or choice not in choices:
-        return Said(None)
-    return Said(str(choice), comment if isinstance(comment, str) else "")
+    if result.action != "accept":
+        return Answer(None)
+    if choice not in choices:
+        return Answer(None, is_malformed=True)
+    return Answer(str(choice), comment if isinstance(comment, str) else "")

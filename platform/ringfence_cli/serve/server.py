@@ -210,7 +210,7 @@ class WorkspaceServer:
     ) -> types.CallToolResult | types.InputRequiredResult:
         approvals, answer = self._approvals, self._answer
         if approvals is not None:
-            answer = partial(approvals.answer, answer=answer)
+            answer = partial(approvals.answer, handle=answer)
             if elicitation_of(context) is Elicitation.RESULT:
                 return await approvals.answer_in_rounds(context, params, self._cancellation, answer)
         with self._cancellation() as cancellation:
