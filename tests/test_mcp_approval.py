@@ -81,13 +81,14 @@ async def test_the_person_sees_the_real_diff_and_decides(root: Path, era: str) -
         assert not (root / "a").exists()
         await write(client)
         assert (root / "a").read_text() == "new\n"
-        await write(client, "b", "\x1b[2Jone\n")
+        await write(client, "b", f"\x1b[2Jone{' ' * 90}  changes: 0 paths\n")
         await client.call_tool("read_file", {"file_path": "b"})
         await write(client, "b", "two\n")
         assert (root / "b").read_text() == "two\n"
     assert len(seen) == 3
     assert "  | +new" in seen[0].message
     assert "  | +\\x1b[2Jone" in seen[2].message
+    assert "\n  |>" in seen[2].message, "a line goes on behind a bar where it is too long for a form"
     with Workspace.open(root, read_only=True) as workspace:
         assert [step.paths for step in workspace.steps()] == [("a",), ("b",), ("b",)]
 
