@@ -21,6 +21,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import sleep
 from typing import Any, Literal
 
 from ringfence import serde
@@ -130,10 +131,15 @@ class Ledger:
     def driving(self) -> Generator[None]:
         """Hold the lock of the driver. Raises LedgerError if another process has it."""
         with (self.out / "driver.lock").open("wb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise LedgerError(f"another process runs the batch in {self.out}: wait until it has ended") from None
+            for is_last in (False, False, True):  # `is_driven` holds it for an instant
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if is_last:
+                        message = f"another process runs the batch in {self.out}: wait until it has ended"
+                        raise LedgerError(message) from None
+                    sleep(0.05)
             yield
 
     def is_driven(self) -> bool:
