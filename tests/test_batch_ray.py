@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -10,15 +11,19 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from batches import outcomes, scratch, sleepy, task, wait_until, workers_of
+from batches import outcomes, scratch, scratch_place, sleepy, task, wait_until, workers_of
 from captured_tree import capture_tree
-from effort import SEED, amount
+from effort import PROVING, SEED, amount
 
 from ringfence_batch import Batch, BatchTask
 from ringfence_batch.sources import unpack_source
+from ringfence_sandbox import SandboxUnavailableError
+from ringfence_sandbox.container.images import DEFAULT_RECIPE, built, recipe
+from ringfence_sandbox.container.podman_connection import connect
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -35,10 +40,29 @@ DRIVER = """
 import sys
 from ringfence_batch import Batch, BatchTask
 from ringfence_batch.sources import unpack_source
+from ringfence_sandbox import SandboxUnavailableError
+from ringfence_sandbox.container.images import DEFAULT_RECIPE, built, recipe
+from ringfence_sandbox.container.podman_connection import connect
 from ringfence_batch.ray import RayEngine
+import ray
 batch = Batch.open(sys.argv[1], retries=50)
-batch.run(engine=RayEngine(batch.ledger.out, address=sys.argv[2]))
+engine = RayEngine(batch.ledger.out, address=sys.argv[2])
+with open(sys.argv[1] + "-node", "w") as file:
+    file.write(ray.get_runtime_context().get_node_id())
+batch.run(engine=engine)
 """
+
+OTHER = """
+import sys
+from pathlib import Path
+from ringfence_batch import Batch
+from ringfence_batch.ray import RayEngine
+batch = Batch.open(sys.argv[1])
+engine = RayEngine(batch.ledger.out, address=sys.argv[2])
+next(Path(sys.argv[1]).glob(".driver-*")).rename({elsewhere!r})  # as if the nodes had another directory
+batch.run(engine=engine)
+"""
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples/batch/on_ray.py"
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +82,23 @@ def repo(tmp_path: Path) -> Path:
 
 def contents(place: Path) -> dict[str, tuple[str, int, object]]:
     return {name: (path.kind, path.mode, path.content) for name, path in capture_tree(place).items()}
+
+
+def has_podman() -> bool:
+    try:
+        with connect() as podman:
+            return built(podman, recipe(DEFAULT_RECIPE)) is not None
+    except SandboxUnavailableError:
+        return False
+
+
+def containers(batch: Batch) -> list[str]:
+    """Return what containers the tasks of a batch have."""
+    if not has_podman():
+        return []
+    with connect() as podman:
+        labels = [str(container.labels) for container in podman.client.containers.list(all=True)]
+    return [label for label in labels if str(scratch_place(batch)) in label]
 
 
 def begun(batch: Batch, cluster: RayCluster) -> subprocess.Popen[bytes]:
@@ -95,7 +136,9 @@ def test_kills_at_random_on_a_cluster_leave_one_result_a_task_and_nothing_else(
 ) -> None:
     chance, count = random.Random(SEED), amount(test=60, prove=1000)
     before = capture_tree(repo)
-    batch = Batch([sleepy(repo, f"task-{number}", 0.05) for number in range(count)], out=tmp_path / "out")
+    kinds = ["podman" if PROVING and has_podman() else "memory", *["memory"] * 9]
+    tasks = [replace(sleepy(repo, f"task-{number}", 0.05), kind=kinds[number % 10]) for number in range(count)]
+    batch = Batch(tasks, out=tmp_path / "out")
     seen = dict[str, int]()
     kills = ["node", "driver", "actor", "actor", "worker", "worker"] * amount(test=1, prove=8)
     chance.shuffle(kills)
@@ -109,7 +152,9 @@ def test_kills_at_random_on_a_cluster_leave_one_result_a_task_and_nothing_else(
                 driver.wait()
                 driver = begun(batch, cluster)
             elif kind == "node":
-                cluster.kill_node(chance.choice(cluster.nodes))
+                # A driver dies with its own node: that is another kind of kill.
+                own = Path(f"{batch.ledger.out}-node").read_text()
+                cluster.kill_node(chance.choice([node for node in cluster.nodes if node.node_id != own]))
                 cluster.nodes.append(cluster.add_node())
             elif pids := workers_of(batch.ledger.out) if kind == "worker" else cluster.actors():
                 with suppress(ProcessLookupError):
@@ -119,6 +164,7 @@ def test_kills_at_random_on_a_cluster_leave_one_result_a_task_and_nothing_else(
     assert set(outcomes(batch).values()) == {"done"}
     wait_until(lambda: not workers_of(batch.ledger.out))
     assert not scratch(batch)
+    assert not containers(batch)
     assert capture_tree(repo) == before
 
 
@@ -131,3 +177,22 @@ def test_the_command_line_ends_a_batch_on_a_cluster_at_sigterm(repo: Path, tmp_p
         driver.send_signal(signal.SIGTERM)
         assert driver.wait(60) == 130  # not the handler that Ray puts there
     assert outcomes(batch) == {"a": "done", "slow": None}
+
+
+def test_the_example_runs(repo: Path, tmp_path: Path, cluster: RayCluster) -> None:
+    record = task(repo, "one").to_json()
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({name: value for name, value in record.items() if value}) + "\n")
+    words = [EXAMPLE, tmp_path / "tasks.jsonl", "--out", tmp_path / "out", "--address", cluster.address]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 tasks have ended" in done.stderr
+
+
+def test_a_node_that_does_not_share_the_directory_is_refused(repo: Path, tmp_path: Path, cluster: RayCluster) -> None:
+    batch = Batch([task(repo, "one")], out=tmp_path / "out")
+    driver = OTHER.format(elsewhere=str(tmp_path / "elsewhere"))
+    words = [sys.executable, "-c", driver, batch.ledger.out, cluster.address]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "put OUT on a filesystem that all nodes share" in done.stderr
+    assert outcomes(batch) == {"one": None}

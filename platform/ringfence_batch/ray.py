@@ -48,8 +48,7 @@ class RayEngine:
             address: The cluster. The default is ``RAY_ADDRESS``, else one that runs on this machine, else a new one.
 
         Raises:
-            LedgerError: `out` is no ledger.
-            ConnectionError: there is no cluster at `address`.
+            LedgerError: `out` is no ledger, or nothing answers at `address`.
         """
         self.slots = 0
         self._out = Path(os.path.realpath(out))
@@ -62,12 +61,13 @@ class RayEngine:
         self._busy: dict[Any, tuple[str, Any]] = {}
         """The id of a task and its actor by the reference to the end of the attempt."""
         self._packs: dict[tuple[str, str | None], str | None] = {}
-        self._nonce = self._out / f".driver-{secrets.token_hex(8)}"
-        self._nonce.write_text(self._nonce.name)
         self._is_own = not ray.is_initialized()
         if self._is_own:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is begun here
+            _reach(address or os.environ.get("RAY_ADDRESS", ""))
             ray.init(address, log_to_driver=False, logging_level="ERROR")
+        self._nonce = self._out / f".driver-{secrets.token_hex(8)}"
+        self._nonce.write_text(self._nonce.name)
         resources: Mapping[str, float] = ray.cluster_resources()
         self._unit = RESOURCE if RESOURCE in resources else "CPU"
         needs: dict[str, Any] = {"resources": {RESOURCE: 1}, "num_cpus": 0} if self._unit == RESOURCE else {}
@@ -163,6 +163,19 @@ class RayEngine:
         self._nonce.unlink(missing_ok=True)
         if self._is_own:
             ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raise LedgerError if nothing answers at HOST:PORT, where Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 10).close()
+    except OSError as error:
+        raise LedgerError(
+            f"no Ray cluster answers at {address} ({error}): RAY_ADDRESS is HOST:PORT of its head"
+        ) from None
 
 
 class _Slot:

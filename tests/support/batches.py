@@ -32,10 +32,15 @@ def outcomes(batch: Batch) -> dict[str, str | None]:
     return {task_id: result and result.outcome for task_id, result in batch.ledger.results()}
 
 
+def scratch_place(batch: Batch) -> Path:
+    """Return where this machine has the copies of a batch's workspaces."""
+    name = sha256(os.fsencode(os.path.realpath(batch.ledger.out))).hexdigest()[:16]
+    return Path(tempfile.gettempdir(), f"ringfence-batch-{os.getuid()}", name)
+
+
 def scratch(batch: Batch) -> list[str]:
     """Return what is left of the copies of workspaces."""
-    name = sha256(os.fsencode(os.path.realpath(batch.ledger.out))).hexdigest()[:16]
-    place = Path(tempfile.gettempdir(), f"ringfence-batch-{os.getuid()}", name)
+    place = scratch_place(batch)
     return [str(path) for path in (place, *place.rglob("*"))] if place.exists() else []
 
 
