@@ -37,14 +37,9 @@ pytestmark = [
 ]
 
 DRIVER = """
-import sys
-from ringfence_batch import Batch, BatchTask
-from ringfence_batch.sources import unpack_source
-from ringfence_sandbox import SandboxUnavailableError
-from ringfence_sandbox.container.images import DEFAULT_RECIPE, built, recipe
-from ringfence_sandbox.container.podman_connection import connect
+import ray, sys
+from ringfence_batch import Batch
 from ringfence_batch.ray import RayEngine
-import ray
 batch = Batch.open(sys.argv[1], retries=50)
 engine = RayEngine(batch.ledger.out, address=sys.argv[2])
 with open(sys.argv[1] + "-node", "w") as file:
