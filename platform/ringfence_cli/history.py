@@ -274,7 +274,7 @@ def undo(
         done = workspace.undo(n, step=step, session=sessions, dry_run=dry_run, with_ignored=with_ignored)
         if sessions is not None:
             is_undone = bool(done.outcomes) and set(done.outcomes.values()) == {"kept"}
-            what = f"{named} is undone already" if is_undone else f"this is about {named}"
+            what = f"{named} is undone already" if is_undone else f"these are changes of {named}"
             done = replace(done, notes=(what, *done.notes))
     prints, code = not invocation.wants_json, _report(done, directory, invocation, dry_run)
     if code and prints:
