@@ -21,7 +21,7 @@ SOURCES = {
     "ringfence_sandbox": "sandbox",
     "ringfence_tools": "contrib_tools",
 }
-EXTRAS = {"anyio", "mcp", "mcp_types", "opentelemetry", "tomlkit", "uvicorn"}
+EXTRAS = {"anyio", "mcp", "mcp_types", "opentelemetry", "ray", "tomlkit", "uvicorn"}
 
 
 def in_checkout(checkout: Path) -> set[str]:
