@@ -52,7 +52,8 @@ class Terminal:
         self._side, other = pty.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
         environment = {**os.environ, "TERM": "xterm-256color"}
-        environment.pop("CI", None)
+        for name in ("CI", "COLUMNS", "LINES"):  # the size is that of the terminal
+            environment.pop(name, None)
         program = (
             "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
         )
