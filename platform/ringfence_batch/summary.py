@@ -198,11 +198,11 @@ def render_markdown(summary: Summary) -> str:
     if summary.causes:
         lines += ["", "| tasks | outcome | why |", "|---:|---|---|"]
         lines += [f"| {count:,} | {outcome} | {_markdown(cause)} |" for outcome, cause, count in _first(summary.causes)]
-        lines += _left(summary.causes, "cause")
+        lines += _remaining(summary.causes, "cause")
         failed = [row for row in summary.rows if row.outcome != "done"]
         lines += ["", "<details><summary>Not done</summary>", "", "| task | outcome | why |", "|---|---|---|"]
         lines += [f"| `{row.id}` | {row.outcome or NO_RESULT} | {_markdown(row.cause)} |" for row in _first(failed)]
-        lines += [*_left(failed, "task"), "", "</details>"]
+        lines += [*_remaining(failed, "task"), "", "</details>"]
     return "\n".join(lines) + "\n"
 
 
@@ -210,7 +210,7 @@ def _first(found: Sequence[T]) -> Sequence[T]:
     return found[:MAX_LISTED]
 
 
-def _left(found: Sequence[object], noun: str) -> list[str]:
+def _remaining(found: Sequence[object], noun: str) -> list[str]:
     return ["", f"and {plural(len(found) - MAX_LISTED, f'more {noun}')}"] if len(found) > MAX_LISTED else []
 
 

@@ -158,7 +158,7 @@ def requeue(invocation: Invocation, out: Path, ids: tuple[str, ...], outcomes: t
         result = ledger.result(task_id)
         if result is not None and (not outcomes or result.outcome in outcomes) and ledger.requeue(task_id):
             chosen.append(task_id)
-    _tell(invocation, "requeued", chosen, f": `ringfence batch resume {shlex.quote(str(out))}` runs them")
+    _report(invocation, "requeued", chosen, f": `ringfence batch resume {shlex.quote(str(out))}` runs them")
     return 0
 
 
@@ -174,11 +174,11 @@ def cancel(invocation: Invocation, out: Path, ids: tuple[str, ...]) -> int:
     """
     ledger = _open(out)
     chosen = [task_id for task_id in _known(ledger, ids) if ledger.cancel(task_id, "by `ringfence batch cancel`")]
-    _tell(invocation, "cancelled", chosen)
+    _report(invocation, "cancelled", chosen)
     return 0
 
 
-def _tell(invocation: Invocation, what: str, chosen: Sequence[str], then: str = "") -> None:
+def _report(invocation: Invocation, what: str, chosen: Sequence[str], then: str = "") -> None:
     from ringfence_cli.outputs import ErrorStream
     from ringfence_tools.printable import plural
 
