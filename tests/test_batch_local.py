@@ -103,12 +103,24 @@ def test_what_has_a_result_never_runs_again(repo: Path, tmp_path: Path) -> None:
     assert outcomes(again) == {"a": "done"}
 
 
-def test_a_task_that_never_ends_is_ended_after_its_deadline(
-    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RINGFENCE_BATCH_GRACE_SECONDS", "1")
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_hide_adds_to_the_files_that_are_always_hidden(repo: Path, tmp_path: Path, kind: Any) -> None:
+    (repo / ".env").write_text("TOKEN=a-secret-value\n")
+    (repo / "b.cfg").write_text("another-secret\n")
+    reads = [{"name": "read_file", "arguments": {"file_path": path}} for path in (".env", "b.cfg")]
+    batch = Batch(
+        [task(repo, "a", {"tool_calls": reads}, {"text": "Done."}, kind=kind, hide=("*.cfg",))], out=tmp_path / "out"
+    )
+    batch.run(jobs=1)
+    attempt = batch.ledger.directory("a") / "attempts/1"
+    receipts = [json.loads(line) for line in (attempt / "receipts.jsonl").read_text().splitlines()]
+    assert [receipt["outcome"] == "committed" for receipt in receipts] == [False, False]
+    assert b"another-secret" not in (attempt / "report.html").read_bytes()
+
+
+def test_a_task_that_never_ends_is_ended_after_its_deadline(repo: Path, tmp_path: Path) -> None:
     batch = Batch([sleepy(repo, "endless", 600), task(repo, "quick")], out=tmp_path / "out")
-    batch.run(jobs=2, task_deadline=2)
+    batch.run(jobs=2, task_deadline=2, grace_seconds=1)
     assert outcomes(batch) == {"endless": "task-failed", "quick": "done"}
     assert not scratch(batch)
 

@@ -7,7 +7,7 @@ import shutil
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
@@ -90,13 +90,14 @@ class Batch:
         engine: Engine | None = None,
         jobs: int | None = None,
         task_deadline: float | None = None,
+        grace_seconds: float = 60.0,
         show: Callable[[Progress], None] | None = None,
     ) -> Progress:
         """Run what has no result. Return the counts of all results. Set `summary`, and write it into the directory.
 
         ``engine`` is by default one of this machine with ``jobs`` workers, by default one a processor.
-        ``task_deadline`` is the most seconds that a run may take, whatever its task says. ``show`` is called about
-        twice a second.
+        ``task_deadline`` is the most seconds that a run may take, whatever its task says. A run that has not ended
+        ``grace_seconds`` after its deadline is killed. ``show`` is called about twice a second.
 
         Raises:
             LedgerError: another driver runs this batch.
@@ -105,7 +106,8 @@ class Batch:
         with self.ledger.driving():
             engine = engine or LocalEngine(self.ledger.out, jobs or os.cpu_count() or 1)
             try:
-                return _Driver(self.ledger, engine, self._retries, task_deadline, show or (lambda progress: None)).run()
+                limits = Request("", is_last=False, deadline=task_deadline, grace_seconds=grace_seconds)
+                return _Driver(self.ledger, engine, self._retries, limits, show or (lambda progress: None)).run()
             finally:
                 engine.close()
                 self.summary = write_summary(self.ledger)
@@ -117,11 +119,11 @@ class _Driver:
         ledger: Ledger,
         engine: Engine,
         retries: int,
-        task_deadline: float | None,
+        limits: Request,
         show: Callable[[Progress], None],
     ) -> None:
         self._ledger, self._engine, self._retries, self._show = ledger, engine, retries, show
-        self._task_deadline = task_deadline
+        self._limits = limits
         self._running: dict[str, float] = {}
         self._failures = Counter[str]()
         """Failed attempts by task, of this driver."""
@@ -163,7 +165,7 @@ class _Driver:
             task_id = self._queue.popleft()
             self._running[task_id] = monotonic()
             is_last = self._failures[task_id] >= self._retries
-            self._engine.start(Request(task_id, is_last, self._task_deadline))
+            self._engine.start(replace(self._limits, id=task_id, is_last=is_last))
 
     def _reason_to_wait(self) -> str:
         if (left := self._backoff_until - monotonic()) > 0:

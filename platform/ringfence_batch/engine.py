@@ -12,13 +12,15 @@ class Request:
     """What a worker is asked for: an attempt at a task.
 
     ``is_last`` says that a failure of the infrastructure is to be the task's result. ``deadline`` is the most seconds
-    that the run may take. ``source`` is a pack of the workspace, for a node that does not have the workspace itself.
+    that the run may take, and ``grace_seconds`` how long after that it may end by itself. ``source`` is a pack of the
+    workspace, for a node that does not have the workspace itself.
     """
 
     id: str
     is_last: bool
     deadline: float | None = None
     source: str | None = None
+    grace_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,8 @@ class BatchTask:
     ``workspace`` is a directory, an archive (``.tar``, ``.tar.gz``, ``.zip``), a git repository with a ``revision``, or
     a URL that fsspec opens. The task works on a fresh copy of it. ``model``, ``sections`` and ``policies`` are SPECs as
     of `ringfence run`. ``checks`` are commands that must exit with 0 in the workspace afterwards. ``secrets`` are names
-    of variables; their values come from the environment of the worker.
+    of variables; their values come from the environment of the worker. ``hide`` adds to the files that are always
+    hidden.
     """
 
     id: str
@@ -61,7 +62,7 @@ class BatchTask:
     limits: TaskLimits = field(default_factory=TaskLimits)
     image: str | None = None
     network: str = "none"
-    hide: tuple[str, ...] | None = None
+    hide: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
 

@@ -41,8 +41,6 @@ from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace, RunWor
 
 CHECK_SECONDS = 600.0
 """The longest time of one check, unless the task's limit for commands says otherwise."""
-GRACE_SECONDS = float(os.environ.get("RINGFENCE_BATCH_GRACE_SECONDS", "60"))
-"""How long after its deadline a run may still end by itself."""
 PATIENCE_SECONDS = 15.0
 """How long a worker that is ended may take to take down its container, before it is killed."""
 STARTS = 2
@@ -70,7 +68,7 @@ def work(ledger: Ledger, request: Request, scratch: Path) -> Ended | None:
     """Make one attempt at a task, in a directory below `scratch`. None if the task has a result already.
 
     An interrupt, or the death of the process, leaves an attempt without a result. A run that has not ended
-    `GRACE_SECONDS` after its deadline ends this process, with the result that says so.
+    after its deadline and the time of grace ends this process, with the result that says so.
 
     Raises:
         OSError: the ledger cannot be written.
@@ -96,7 +94,7 @@ def _attempt(attempt: Attempt, place: Path, request: Request) -> TaskResult:
         else:
             copy_source(task, place / "tree")
         with ExitStack() as stack:
-            return _run(attempt, place, request.deadline, stack)
+            return _run(attempt, place, request, stack)
     except SourceError as error:
         return _result(task, "task-failed", str(error))
     except SandboxUnavailableError as error:
@@ -107,9 +105,9 @@ def _attempt(attempt: Attempt, place: Path, request: Request) -> TaskResult:
         return _result(task, "task-failed", describe_error(error))
 
 
-def _run(attempt: Attempt, place: Path, deadline: float | None, stack: ExitStack) -> TaskResult:
+def _run(attempt: Attempt, place: Path, request: Request, stack: ExitStack) -> TaskResult:
     task = attempt.task
-    seconds = min(filter(None, (task.limits.seconds, deadline)), default=None)
+    seconds = min(filter(None, (task.limits.seconds, request.deadline)), default=None)
     adapter = model_of(task.model, stack)
     adapter.max_turns = task.limits.turns or MAX_TURNS
     workspace = stack.enter_context(closing(_open(task, place)))
@@ -119,7 +117,7 @@ def _run(attempt: Attempt, place: Path, deadline: float | None, stack: ExitStack
     report = stack.enter_context(closing(ReportFile(attempt.directory / "report.html", place / "tree")))
     began = monotonic()
     if seconds is not None:
-        stack.enter_context(_ended_after(seconds + GRACE_SECONDS, attempt))
+        stack.enter_context(_ended_after(seconds + request.grace_seconds, attempt))
     agent = AgentTask(task.task, workspace, adapter, seconds, task.limits.tokens, policies, sections)
     outcome = run_agent(agent, watchers=[receipts, report])
     if outcome.outcome == "interrupted":
@@ -136,7 +134,7 @@ def _run(attempt: Attempt, place: Path, deadline: float | None, stack: ExitStack
 
 def _open(task: BatchTask, place: Path) -> RunWorkspace:
     """Raises OSError, ValueError or SandboxUnavailableError."""
-    hide = HiddenFiles(task.hide or (), usual=task.hide is None)
+    hide = HiddenFiles(task.hide)
     if task.kind == "memory":
         return MemoryWorkspace(place / "tree", store=place / "store", hide=hide)
     workspace = DiskWorkspace(place / "tree", store=place / "store", hide=hide)
@@ -209,7 +207,7 @@ def _ended_after(seconds: float, attempt: Attempt) -> Generator[None]:
     """End this process, with all that it has started, if the block has not ended after this time."""
 
     def end() -> None:
-        cause = f"it had not ended {GRACE_SECONDS:.0f} s after its deadline"
+        cause = f"it was ended after {seconds:.0f} s: it did not end at its deadline"
         with suppress(OSError):
             attempt.publish(replace(_result(attempt.task, "task-failed", cause, seconds), attempt=attempt.number))
         os.killpg(0, signal.SIGKILL)
