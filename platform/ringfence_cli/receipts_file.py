@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import reprlib
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +28,7 @@ class ReceiptsFile(OutputFile, RunWatcher):
         super().__init__(path, append=True)
 
     def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
-        try:
-            record = receipt.to_json()
-        except (ValueError, TypeError, RecursionError):
-            # A model's arguments that no JSON can hold (nested too deeply) must not cost the call its receipt.
-            record = replace(receipt, params=reprlib.repr(receipt.params)).to_json()
-        self.write(json_line(record))
+        self.write(json_line(receipt.to_json()))
 
     def complete(self, workspace: Workspace) -> None:
         """Append receipts that a crash kept from being written.

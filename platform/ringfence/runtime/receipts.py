@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -110,13 +111,18 @@ class Receipt:
     def to_json(self) -> dict[str, object]:
         r"""The receipt as one JSON object; a line of a receipts file.
 
-        Paths are spelled as a model and a terminal see them: a byte that is not UTF-8 is ``\xNN``.
+        Paths are spelled as a model and a terminal see them: a byte that is not UTF-8 is ``\xNN``. Parameters that no
+        JSON can hold, such as those that nest too deeply, are their shortened ``repr``.
         """
         record = {field.name: getattr(self, field.name) for field in fields(self)}
         record["changes"] = [change_json(change) for change in self.changes]
         record["read"] = None if self.read is None else {escape_path(path): known for path, known in self.read.items()}
         record["conflicts"] = [escape_path(path) for path in self.conflicts]
         record["diff_bytes"] = self.diff_bytes
+        try:
+            record["params"] = serde.dump_any(self.params)
+        except (ValueError, TypeError, RecursionError):
+            record["params"] = reprlib.repr(self.params)
         return {name: serde.dump_any(value) for name, value in record.items()}
 
 
