@@ -27,7 +27,6 @@ from ringfence_sandbox.history_stores import forget_temporary_stores, mark_tempo
 from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.moved_roots import replaced
 from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, told_nothing
-from ringfence_sandbox.steps.aborted_calls import look_at
 from ringfence_sandbox.steps.history_plan import DROPPED, HOLDS_MORE, HistoryPlan, Planner
 from ringfence_sandbox.steps.ignored_files import IgnoredInHistory, Repository, file_at
 from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
@@ -345,14 +344,12 @@ class Workspace:
     def aborted(self) -> Sequence[LogEntry]:
         """What rollbacks took away, newest first; ``number`` is that of `aborted_step`."""
         with self._looking_alone():
-            self._take_in_aborted()
             found = [(number, self._store.commit(commit)) for number, commit in self._store.aborted().items()]
             return [replace(log_entry(self._store, record, ()), number=number) for number, record in reversed(found)]
 
     def aborted_step(self, number: int, *, with_ignored: bool = True) -> ShownStep:
         """What a call had changed before it was taken back. LookupError where none of that number is kept."""
         with self._looking_alone():
-            self._take_in_aborted()
             kept = self._store.aborted()
             if number not in kept:
                 there = f"there are {', '.join(map(str, kept))}" if kept else "there are none"
@@ -367,12 +364,6 @@ class Workspace:
         self.filesystem.check_open()
         with self.filesystem.lock.mutex, telling_of_damage(self._store.folder, (KeyError,)):
             yield
-
-    def _take_in_aborted(self) -> None:
-        if self._history is not None:
-            self._history.take_in_aborted()
-        else:
-            look_at(self._store, self._store.folder.parent)
 
     def step(self, number: int) -> Step:
         """One step; 0 is the baseline. LookupError where there is none of that number."""
@@ -572,7 +563,6 @@ class Workspace:
     def gc(self, keep: int) -> int:
         """Drop what the newest `keep` steps and the named ones do not need; the bytes that this gave back."""
         with self._alone("gc"):
-            self._take_in_aborted()
             return history_gc.gc(self._store, keep)
 
     def _look(self) -> ScanResult:

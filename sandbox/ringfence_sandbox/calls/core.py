@@ -17,7 +17,7 @@ from ringfence_sandbox.calls.call_journal import CallJournal
 from ringfence_sandbox.calls.deed_log import DeedLog
 from ringfence_sandbox.calls.deed_rollback import Hold, RolledBack, Undone, undo_deeds
 from ringfence_sandbox.calls.deed_runner import DeedRunner
-from ringfence_sandbox.calls.history import ChangedFiles, History, Recorded, RolledBackCall
+from ringfence_sandbox.calls.history import ChangedFiles, History, Recorded, RolledBackCall, noting_failure
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.holding_cleanup import (
     drop_holding,
@@ -408,15 +408,13 @@ class Core:
         """Have the history keep what the deeds since a mark have changed, before they are undone."""
         if self._history is None or self._journal.file is None or not mark.call_id or len(self._deeds) == mark.deeds:
             return ()
-        try:
+        notes: list[str] = []
+        with noting_failure(notes):
             compared = self.changed.known_since(mark) or self.changed.unread_since(mark)
-            if not compared.changes:
-                return ()
-            call = RolledBackCall(mark.call_id, mark.tool, self._journal.file.named(self._deeds[mark.deeds].seq))
-            return self._history.rolling_back(self.changed.for_history(compared), call)
-        except Exception as error:  # whatever it is (no memory, no space), the rollback must go on
-            logger.warning("the changes that were rolled back could not be kept", exc_info=True)
-            return [f"the changes that were rolled back could not be kept: {error}"]
+            if compared.changes:
+                call = RolledBackCall(mark.call_id, mark.tool, self._journal.file.named(self._deeds[mark.deeds].seq))
+                notes += self._history.rolling_back(self.changed.for_history(compared), call)
+        return notes
 
     def _undo(self, down_to: int) -> Undone:
         self.deed_log.give_up_announced()

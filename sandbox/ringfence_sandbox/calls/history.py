@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +20,22 @@ if TYPE_CHECKING:
     from ringfence_sandbox.store.commit_records import PreparedStep
     from ringfence_sandbox.store.entries import Entry, Pending
     from ringfence_sandbox.store.unknown import Unknown
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def noting_failure(notes: list[str]) -> Generator[None]:
+    """Around keeping what a rollback removes: the rollback goes on whatever fails, which is logged and noted."""
+    try:
+        yield
+    except Exception as error:  # no space or memory, or a programming error
+        words = "the changes that were rolled back could not be kept"
+        if isinstance(error, OSError):
+            logger.warning(words, exc_info=True)
+        else:
+            logger.exception(words)
+        notes.append(f"{words}: {error}")
 
 
 class ChangedFiles(Protocol):

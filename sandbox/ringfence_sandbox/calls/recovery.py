@@ -6,7 +6,6 @@ See `docs/understand/recovery.md` for the table of what is found and what is don
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from ringfence.errors import RestoreFailedError
 from ringfence_sandbox.calls.deed_rollback import Hold, RolledBack, undo_deeds
 from ringfence_sandbox.calls.deed_runner import DeedRunner
 from ringfence_sandbox.calls.differences import Differences
-from ringfence_sandbox.calls.history import DeedsChanges, History, RolledBackCall
+from ringfence_sandbox.calls.history import DeedsChanges, History, RolledBackCall, noting_failure
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.holding_cleanup import drop_holding, keep_displaced, said_of_unknown
 from ringfence_sandbox.calls.journal import Journal
@@ -36,7 +35,6 @@ from ringfence_sandbox.disk.records import Deed, Json, undone_json
 if TYPE_CHECKING:
     from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
 
-logger = logging.getLogger(__name__)
 
 STAMP = "alive"
 """In a store, the file that the owner of an opaque call stamps."""
@@ -245,16 +243,13 @@ class Recovery:
             deeds.pop()
         if self._history is None or not deeds or not call[0]:
             return
-        try:
+        with noting_failure(self._notes):
             differences = Differences(self._files, self._runner.holding, lambda _: None)
             differences.undo(reversed(deeds))
             changes = differences.changes()
             if changes:
                 rolled_back = RolledBackCall(*call, self._journal.named(deeds[0].seq))
                 self._notes += self._history.rolling_back(DeedsChanges(changes, differences, {}), rolled_back)
-        except Exception as error:  # whatever it is (no memory, no space), the recovery must go on
-            logger.warning("the changes that were rolled back could not be kept", exc_info=True)
-            self._notes.append(f"the changes that were rolled back could not be kept: {error}")
 
     def _is_not_done(self, deed: Deed) -> bool:
         """Whether the last deed that is noted was not done; of some kinds that cannot be told."""

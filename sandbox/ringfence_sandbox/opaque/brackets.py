@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeGuard
 
 from ringfence.participants import Change, FileVersion
-from ringfence_sandbox.calls.history import ChangedFiles, ScannedStates
+from ringfence_sandbox.calls.history import ChangedFiles, ScannedStates, noting_failure
 from ringfence_sandbox.disk.confined import Confined, is_reserved, open_file, sha256_of
 from ringfence_sandbox.disk.kernel import free_bytes, set_mode, sync_filesystem
 from ringfence_sandbox.opaque.before_after import Aborted, After, Before, Differs, Left, is_only_time
@@ -23,7 +23,7 @@ from ringfence_sandbox.opaque.displaced import Displaced
 from ringfence_sandbox.opaque.scanned_files import ScannedFiles
 from ringfence_sandbox.scan.scan import Exclusion, Hides, ScanResult
 from ringfence_sandbox.scan.stat_cache import Stamp
-from ringfence_sandbox.steps.aborted_calls import drop_old
+from ringfence_sandbox.steps.aborted_calls import keep_commit
 from ringfence_sandbox.steps.step_history import StepHistory
 from ringfence_sandbox.steps.step_states import Differing, all_above
 from ringfence_sandbox.store.commit_messages import CommitInfo
@@ -31,7 +31,7 @@ from ringfence_sandbox.store.commit_records import PreparedStep
 from ringfence_sandbox.store.entries import Entry, Pending, is_directory
 from ringfence_sandbox.store.folders import walk
 from ringfence_sandbox.store.object_ids import blob_id
-from ringfence_sandbox.store.store import ABORTED, Store
+from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import Unknown
 
 KEPT_BYTES = 1 << 30
@@ -340,21 +340,14 @@ class Brackets:
         ]
         if all(is_only_time(item) for item in after.differing if item[0] in states):
             return Aborted(None, None, tuple(notes))
-        store = self.store
-        if self._room(before) < self.history.spooled_bytes() + _NAMES_BYTES:
+        if self._room(before) < _NAMES_BYTES:
             return Aborted(None, None, (*notes, "the changes that were rolled back were not kept, for want of space"))
-        try:
+        commit = name = None
+        with noting_failure(notes):
             info = CommitInfo("aborted", datetime.now(UTC), tool, call_id)
-            prepared = store.prepare(states, info, after=before.prepared, sync=self._power)
-            self.history.take_in_aborted()
-            name = f"{ABORTED}{store.newest_aborted + 1}"
-            store.keep(name, prepared.commit)
-            drop_old(store)
-            store.objects.log.flush(sync=self._power)
-        except (OSError, ValueError, LookupError) as error:
-            notes.append(f"the changes that were rolled back could not be kept: {error}")
-            return Aborted(None, None, tuple(notes))
-        return Aborted(prepared.commit, name, tuple(notes))
+            prepared = self.store.prepare(states, info, after=before.prepared)
+            commit, name = prepared.commit, keep_commit(self.store, prepared.commit, sync=self._power)
+        return Aborted(commit, name, tuple(notes))
 
     def kept_as(self, commit: str) -> Aborted:
         """What `keep` gave to a process that was killed."""

@@ -29,12 +29,11 @@ from ringfence_sandbox.scan.scan import (
     told_nothing,
 )
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, StatCache
-from ringfence_sandbox.steps import aborted_calls
+from ringfence_sandbox.steps.aborted_calls import keep_typed
 from ringfence_sandbox.steps.step_states import Differing
 from ringfence_sandbox.store.commit_messages import REPLACED, CommitInfo
 from ringfence_sandbox.store.commit_records import PreparedStep
 from ringfence_sandbox.store.entries import Entry, Pending
-from ringfence_sandbox.store.spool import Spool
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import Unknown
 
@@ -62,7 +61,6 @@ class StepHistory(History):
         """``files`` is the root, whose descriptor `close` closes; ``folder`` is the workspace's store."""
         self._files = files
         self._folder = folder / FOLDER
-        self._spool = Spool(folder)
         self.limits = limits
         self._power = power
         self._before = before
@@ -103,7 +101,6 @@ class StepHistory(History):
             self._closed = True
             if self._opened is not None:
                 self._opened.objects.close()
-            self._spool.close()
             os.close(self._files.root)
 
     # What the filesystem asks of a history.
@@ -172,19 +169,9 @@ class StepHistory(History):
         self.rewritten.clear()
 
     def rolling_back(self, changed: ChangedFiles, call: RolledBackCall) -> Sequence[str]:
-        notes = aborted_calls.write_down(self._spool, self.store, self._files, changed, call)
         if self._power:
-            self._before("fsync taken back")
-            self._spool.sync()
-        return notes
-
-    def spooled_bytes(self) -> int:
-        """About how much room `take_in_aborted` takes."""
-        return self._spool.size()
-
-    def take_in_aborted(self) -> None:
-        """Have the store keep what was taken back since it last did."""
-        aborted_calls.take_in(self.store, self._spool, sync=self._power)
+            self._before("fsync aborted call")
+        return keep_typed(self.store, self._files, changed, call, sync=self._power)
 
     def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:
         commit = payload.get("history")

@@ -33,6 +33,8 @@ class CommitInfo:
     title: str = ""
     """The first line of the message; by default, the tool and what it changed."""
     client: str = ""
+    begun: str = ""
+    """Tells an aborted call from others of the same id."""
 
 
 REPLACED = "another directory"
@@ -65,6 +67,7 @@ def format_message(info: CommitInfo, number: int | None, changed: Sequence[tuple
         "Session-Id": info.session_id,
         "Receipt-Id": info.receipt_id,
         "Client": info.client,
+        "Begun": info.begun,
         "Created-At": info.created_at.astimezone(UTC).isoformat(),
         "Title": info.title,
         "Paths": str(len(changed)),
@@ -122,6 +125,7 @@ def parse_message(message: bytes) -> ParsedMessage:
             get("Receipt-Id", ""),
             get("Title", ""),
             get("Client", ""),
+            get("Begun", ""),
         )
         count = int(trailers["Paths"])
         listed = [_read(line[2:]) for line in blocks[0].split("\n")] if len(blocks) > 1 and count <= MOST_PATHS else []

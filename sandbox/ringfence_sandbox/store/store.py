@@ -74,7 +74,6 @@ class Store:
         self._shallow = read_shallow(folder)
         self.states = States(objects)
         self._number: int | None = None
-        self._newest_aborted: int | None = None
         self._seal_at = SEAL_BYTES
 
     @classmethod
@@ -311,14 +310,6 @@ class Store:
             self.objects.log.set_ref(ref, oid)
             self.objects.log.flush()
         self._set_ref(ref, oid)
-        self._newest_aborted = None
-
-    @property
-    def newest_aborted(self) -> int:
-        """The greatest number that something which was taken back is kept under; 0 if nothing is."""
-        if self._newest_aborted is None:
-            self._newest_aborted = max(self.aborted(), default=0)
-        return self._newest_aborted
 
     def aborted(self) -> dict[int, str]:
         """The commits that have what rollbacks took away, by number, oldest first."""
