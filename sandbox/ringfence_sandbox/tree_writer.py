@@ -7,13 +7,55 @@ import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.restore_writes import RestoreWrites
-from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.entries import Entry, is_directory
 from ringfence_sandbox.store.history_states import States
-from ringfence_sandbox.store.restoring import RestorePlan, plan_restore
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """To be done in the order of the fields.
+
+    ``removals``: paths to remove, what is in a directory before it, so that each directory is empty by then.
+    ``directories``: to make, or to make writable for the moment, from the top. ``files``: with their bytes by object
+    id, modes, owners and times. ``links``: the groups of paths that are one file, with those that are there already.
+    ``finish``: the modes, owners and times of all directories touched, from the bottom.
+    """
+
+    removals: tuple[str, ...]
+    directories: tuple[str, ...]
+    files: tuple[tuple[str, Entry], ...]
+    links: tuple[tuple[str, ...], ...]
+    finish: tuple[tuple[str, Entry], ...]
+
+
+def _plan(
+    differences: Iterable[tuple[str, Entry | None, Entry | None]],
+    directories: Mapping[str, Entry],
+    linked: Mapping[int, Sequence[str]],
+) -> _Plan:
+    """From the state now to the wanted one; ``differences`` has both for each path.
+
+    ``directories`` are the wanted states of the directories above the differences: their times change with what is
+    done in them. ``linked`` has all wanted paths of the hard-link groups that occur in them.
+    """
+    found = sorted(differences)
+    removals = [path for path, now, wanted in found if now is not None and (wanted is None or now.kind != wanted.kind)]
+    wanted = [(path, entry) for path, _, entry in found if entry is not None]
+    made = [path for path, now, entry in found if is_directory(entry) and not is_directory(now)]
+    numbers = {entry.meta.link for _, entry in wanted if not is_directory(entry)}
+    groups = (tuple(paths) for number, paths in linked.items() if number in numbers and len(paths) > 1)
+    finish = dict(directories) | {path: entry for path, entry in wanted if is_directory(entry)}
+    return _Plan(
+        tuple(reversed(removals)),
+        tuple(made),
+        tuple((path, entry) for path, entry in wanted if not is_directory(entry)),
+        tuple(groups),
+        tuple(sorted(finish.items(), reverse=True)),
+    )
 
 
 class TreeWriter:
@@ -57,7 +99,7 @@ class TreeWriter:
         differences = [(path, self._states.entry(self._now, path), state) for path, state in wanted.items()]
         before = [*before]
         directories = self._above(wanted, whole) if whole is not None else self._as_before(wanted, before)
-        plan = plan_restore(differences, directories, self._linked(wanted, before))
+        plan = _plan(differences, directories, self._linked(wanted, before))
         self._names = {path: group for group in plan.links for path in group}
         self._waiting = {path for path, _ in plan.files}
         with self._filesystem.restore_writes() as back:
@@ -108,7 +150,7 @@ class TreeWriter:
         if not any(f"{path}/".startswith(f"{moved}/") for moved in self._moved):
             back.expect(path, self._states.entry(self._now, path) if path not in self._gone else None)
 
-    def _remove(self, back: RestoreWrites, plan: RestorePlan) -> set[str]:
+    def _remove(self, back: RestoreWrites, plan: _Plan) -> set[str]:
         files = self._filesystem
         kept: set[str] = set()
         for path in plan.removals:
@@ -125,7 +167,7 @@ class TreeWriter:
                 kept.add(path)
         return kept
 
-    def _make_directories(self, plan: RestorePlan, kept: Set[str]) -> set[str]:
+    def _make_directories(self, plan: _Plan, kept: Set[str]) -> set[str]:
         made: set[str] = set()
         for path in plan.directories:
             if path not in kept:
@@ -135,7 +177,7 @@ class TreeWriter:
                 made.add(path)
         return made
 
-    def _finish(self, back: RestoreWrites, plan: RestorePlan, kept: Set[str], made: Set[str]) -> None:
+    def _finish(self, back: RestoreWrites, plan: _Plan, kept: Set[str], made: Set[str]) -> None:
         """Modes, owners and times of directories, from the bottom."""
         finish = {path: entry.meta for path, entry in plan.finish if path not in kept}
         for path, meta in finish.items():

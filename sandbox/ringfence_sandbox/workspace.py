@@ -32,7 +32,6 @@ from ringfence_sandbox.steps.ignored_files import IgnoredInHistory, Repository, 
 from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
 from ringfence_sandbox.steps.undo_plan import ReversalOutcome
-from ringfence_sandbox.store import history_gc
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.exports import Export, mailbox, moved_between, unclear_between, unified
 from ringfence_sandbox.store.finding_steps import StepFinder, StepName, parent_of
@@ -563,7 +562,7 @@ class Workspace:
     def gc(self, keep: int) -> int:
         """Drop what the newest `keep` steps and the named ones do not need; the bytes that this gave back."""
         with self._alone("gc"):
-            return history_gc.gc(self._store, keep)
+            return self._store.gc(keep)
 
     def _look(self) -> ScanResult:
         assert self._history is not None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,12 +21,11 @@ from dulwich.objects import Commit
 
 from ringfence.errors import format_error
 from ringfence.participants import Step
-from ringfence_sandbox.store.changed_paths import changed_paths, with_unknown
 from ringfence_sandbox.store.commit_messages import CommitInfo, format_message, parse_message
 from ringfence_sandbox.store.commit_records import CommitRecord, PreparedStep
 from ringfence_sandbox.store.entries import Entry, Pending
 from ringfence_sandbox.store.folder_builder import Builder, edits_of
-from ringfence_sandbox.store.folders import Folder, differences, in_order, reachable
+from ringfence_sandbox.store.folders import Difference, Folder, differences, in_order, reachable
 from ringfence_sandbox.store.history_objects import UNREADABLE, HistoryObjects
 from ringfence_sandbox.store.history_states import UNKNOWN, States, read_commit
 from ringfence_sandbox.store.object_ids import BLOB, COMMIT, TREE
@@ -196,9 +195,9 @@ class Store:
             root = builder.build(before, edit)
             newest = self._newest_number(after) + (info.kind == "step")
             number = newest if info.kind == "step" else 0 if info.kind == "baseline" else None
-            found = changed_paths(in_order(builder.found))
+            found = _changed_paths(in_order(builder.found))
             if info.kind == "step" and (unknown.reasons or unknown.moves):
-                found = with_unknown(found, unknown, unknown_before)
+                found = _with_unknown(found, unknown, unknown_before)
             commit = self._commit(root, unknown, parent, info, number, found)
             self.objects.log.flush(sync=sync)
         except BaseException:
@@ -382,7 +381,7 @@ class Store:
         if paths is None:
             before = self.states.root(record.parent) if record.parent is not None else None
             found = differences(before, self.states.root(record.commit), self.objects)
-            paths = tuple(path for path, _ in changed_paths(found))
+            paths = tuple(path for path, _ in _changed_paths(found))
         number, commit = record.number or 0, record.commit
         return Step(number, info.tool, info.call_id, info.session_id, info.created_at, paths, commit, info.client)
 
@@ -391,13 +390,28 @@ class Store:
 
     # Keeping it small.
 
-    def retain(self, commits: Set[str]) -> int:
-        """Drop all that these commits do not need, from disk too; the bytes that this gave back.
+    def gc(self, keep_steps: int) -> int:
+        """Drop what neither the newest `keep_steps` steps nor the kept commits need; the bytes that this gave back.
 
-        The tip and what is kept must be among them. (`history_gc` says which to retain.)
+        The newest step stays even of none, since the numbers go on from it. The state before the oldest of these steps
+        stays, so that it can be undone.
+
+        Raises:
+            ValueError: `keep_steps` is negative.
         """
-        if missing := {*self._refs.values()} - commits:
-            raise ValueError(f"the tip or a kept commit would be lost: {', '.join(sorted(missing))}")
+        if keep_steps < 0:
+            raise ValueError(f"keep_steps is the number of steps to keep, so it cannot be {keep_steps}")
+        commits = {*self._refs.values()}
+        # An aborted call is shown as what differs from the state that it was made from.
+        made_from = (self.commit(commit).parent for commit in self.aborted().values())
+        commits.update(parent for parent in made_from if parent is not None)
+        steps, numbered = 0, False
+        for record in self.commits():
+            commits.add(record.commit)
+            numbered = numbered or record.number is not None
+            if steps >= keep_steps and numbered:
+                break
+            steps += record.number is not None and record.number > 0
         self.seal()
         before = self._size()
         parsed = {commit: self._parsed(commit) for commit in commits}
@@ -415,6 +429,22 @@ class Store:
 
     def _size(self) -> int:
         return sum(path.stat().st_size for path in (self.folder / "objects" / "pack").iterdir())
+
+
+def _changed_paths(differences: Iterable[Difference]) -> list[tuple[str, str]]:
+    """The paths whose kind, bytes or permissions changed, and how; "" is the root, where it is not new."""
+    found = {
+        path: "created" if old is None else "deleted" if new is None else "modified"
+        for path, old, new in differences
+        if (path or old is not None) and (old is None or not old.same_content(new))
+    }
+    return [*zip(os.fsdecode(b"\0".join(found)).split("\0"), found.values(), strict=True)] if found else []
+
+
+def _with_unknown(found: list[tuple[str, str]], unknown: Unknown, before: Unknown) -> list[tuple[str, str]]:
+    """With what a step has moved unseen, and with what nobody knows any more since."""
+    moved = {path: "moved" for move in unknown.moves for path in (move.old, move.new)}
+    return sorted({**dict.fromkeys(unknown.new_since(before), "unknown"), **moved, **dict(found)}.items())
 
 
 def _encoded(paths: Collection[str]) -> list[bytes]:
