@@ -36,7 +36,7 @@ from ringfence.prompt import (
 )
 from ringfence.runtime import Session
 from ringfence_sandbox import Workspace
-from ringfence_sandbox.disk.kernel import Renames, abilities, nothing_before
+from ringfence_sandbox.disk.kernel import Renames, abilities
 from ringfence_sandbox.host import Durability
 
 GIT = "git"
@@ -172,7 +172,7 @@ class Bare:
 
     def __init__(self, root: Path, store: Path) -> None:
         self._root = os.open(root, os.O_PATH)
-        self._renames = Renames(abilities(), nothing_before)
+        self._renames = Renames(abilities())
 
     def call(self, paths: Sequence[str], content: str, *, fails: bool = False) -> None:
         os.mkdir("held", dir_fd=self._root)

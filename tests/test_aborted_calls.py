@@ -15,6 +15,7 @@ from real_git import fsck, git_bytes
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.disk.kernel import injected
 
 CHANGED = ("a.txt", "d/b.txt", "gone", "link", "moved", "n", "n/o", "n/o/new.txt", "old", "t", "t/x", "tree", "tree/x")
 
@@ -231,7 +232,7 @@ def test_a_call_that_is_killed_anywhere_is_kept_once(tmp_path: Path) -> None:
         before = capture_tree(root)
 
         def work(announce: Callable[[str], None], root: Path = root) -> None:
-            with Workspace.open(root, store=root.parent / "store", before=announce) as workspace:
+            with injected(announce), opened(root) as workspace:
                 failed(workspace, everything, "killed")
 
         killed = killed_at(point, work)

@@ -14,6 +14,7 @@ from killing import as_nobody, killed_at
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.disk.kernel import injected
 
 ACL = struct.pack(
     "<I" + "HHI" * 5, 2, 1, 7, 2**32 - 1, 2, 6, 12345, 4, 5, 2**32 - 1, 16, 7, 2**32 - 1, 32, 5, 2**32 - 1
@@ -117,9 +118,13 @@ def test_they_come_back_after_kills(root: Path) -> None:
             damage(root)
             announced("damaged")
 
+    def reopened(announced: Callable[[str], None]) -> None:
+        with injected(announced):
+            Workspace.open(root, store=store).close()
+
     for point in kill_points(7):
         assert killed_at(0, called)
-        killed = killed_at(point, lambda announced: Workspace.open(root, store=store, before=announced).close())
+        killed = killed_at(point, reopened)
         Workspace.open(root, store=store).close()
         assert attributes(root) == before, point
         if not killed:

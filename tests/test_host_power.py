@@ -17,6 +17,7 @@ from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.disk.kernel import injected
 from ringfence_tools import VfsToolsSection
 
 
@@ -81,7 +82,7 @@ def test_a_patch_killed_anywhere_is_undone_or_done(tmp_path: Path) -> None:
         before = capture_tree(root)
 
         def work(announce: Callable[[str], None], root: Path = root, store: Path = store) -> None:
-            with HostFilesystem(root, store=store, durability="power", before=announce) as fs:
+            with injected(announce), HostFilesystem(root, store=store, durability="power") as fs:
                 patched(fs, patch("f0", "f1", "f2", new=("n/o/p", "q")))
 
         killed = killed_at(point, work)
@@ -207,7 +208,8 @@ def test_healing_killed_anywhere_is_done_again(tmp_path: Path) -> None:
         time = capture_tree(root)[""].mtime_ns
 
         def work(announce: Callable[[str], None], root: Path = root, store: Path = store) -> None:
-            Workspace.open(root, store=store, before=announce).close()
+            with injected(announce):
+                Workspace.open(root, store=store).close()
 
         killed = killed_at(point, work)
         Workspace.open(root, store=store).close()

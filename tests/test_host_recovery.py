@@ -17,6 +17,7 @@ from killing import killed_at
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem
+from ringfence_sandbox.disk.kernel import injected
 
 
 def build(root: Path) -> None:
@@ -101,12 +102,12 @@ class Case:
         build(self.root)
         self.before = capture_tree(self.root)
 
-    def open(self, before: Callable[[str], None] = lambda name: None) -> HostFilesystem:
-        return HostFilesystem(self.root, store=self.store, before=before, can=self.can)
+    def open(self) -> HostFilesystem:
+        return HostFilesystem(self.root, store=self.store, can=self.can)
 
     def committed(self, change: Callable[[HostFilesystem], None]) -> Callable[[Callable[[str], None]], None]:
         def work(before: Callable[[str], None]) -> None:
-            with self.open(before) as fs, held_call(fs) as call:
+            with injected(before), self.open() as fs, held_call(fs) as call:
                 change(fs.for_call(call))
                 call.commit()
 
@@ -114,7 +115,7 @@ class Case:
 
     def rolled_back(self, change: Callable[[HostFilesystem], None]) -> Callable[[Callable[[str], None]], None]:
         def work(before: Callable[[str], None]) -> None:
-            with self.open(before) as fs, held_call(fs) as call:
+            with injected(before), self.open() as fs, held_call(fs) as call:
                 change(fs.for_call(call))
                 call.rollback()
 
@@ -226,7 +227,8 @@ def test_what_somebody_saved_where_an_exchange_without_links_was_cut_off_stays(t
 
 def reopened(case: Case) -> Callable[[Callable[[str], None]], None]:
     def work(before: Callable[[str], None]) -> None:
-        case.open(before).close()
+        with injected(before):
+            case.open().close()
 
     return work
 
@@ -337,7 +339,7 @@ def saved_over(case: Case, point: int) -> bool:
     case.fresh()
 
     def work(before: Callable[[str], None]) -> None:
-        with case.open(before) as fs, held_call(fs) as call:
+        with injected(before), case.open() as fs, held_call(fs) as call:
             fs.for_call(call).write("a.txt", "the call's")
             (case.root / "a.txt").write_text("person")
             call.rollback()

@@ -20,6 +20,7 @@ from kernels import on_each_kernel
 from ringfence.errors import CallEndedError
 from ringfence.testing import HeldCall, held_call
 from ringfence_sandbox import HostFilesystem
+from ringfence_sandbox.disk.kernel import injected
 
 
 @pytest.fixture
@@ -306,7 +307,7 @@ def test_displaced_files_are_hidden_and_gone_in_the_end(root: Path, fs: HostFile
 
 def test_a_call_that_only_reads_changes_nothing_not_even_for_a_moment(root: Path, tmp_path: Path) -> None:
     done: list[str] = []
-    with HostFilesystem(root, store=tmp_path / "s", before=done.append) as fs:
+    with injected(done.append), HostFilesystem(root, store=tmp_path / "s") as fs:
         done.clear()
         for end in ("commit", "rollback"):
             with held_call(fs) as call:
@@ -364,25 +365,26 @@ def test_a_call_that_meets_an_error_anywhere_is_rolled_back(root: Path, committi
 
         tree = capture_tree(root)
         store = root.parent / f"store-{point}"
-        try:
-            fs = HostFilesystem(root, store=store, before=before)
-        except OSError:
-            continue
-        failed = False
-        with fs, held_call(fs) as call:
+        with injected(before):
             try:
-                change_a_lot(fs.for_call(call))
-                if committing:
-                    call.commit()
+                fs = HostFilesystem(root, store=store)
             except OSError:
-                failed = True
-            if not failed and committing:
-                assert calls > 20
-                return
-            try:
-                call.rollback()
-            except OSError:
-                call.rollback()
+                continue
+            failed = False
+            with fs, held_call(fs) as call:
+                try:
+                    change_a_lot(fs.for_call(call))
+                    if committing:
+                        call.commit()
+                except OSError:
+                    failed = True
+                if not failed and committing:
+                    assert calls > 20
+                    return
+                try:
+                    call.rollback()
+                except OSError:
+                    call.rollback()
         HostFilesystem(root, store=store).close()  # which drops what could not be dropped then
         assert capture_tree(root) == tree, point
         if calls < point:
@@ -398,7 +400,7 @@ def test_an_operation_that_fails_half_way_is_undone_at_once(root: Path, tmp_path
         if countdown[0] == 0 and name != "utime":
             raise OSError(errno.ENOSPC, "no space", name)
 
-    with HostFilesystem(root, store=tmp_path / "s", before=before) as fs, held_call(fs) as call:
+    with injected(before), HostFilesystem(root, store=tmp_path / "s") as fs, held_call(fs) as call:
         for point in range(1, 1000):
             countdown[0] = point
             try:

@@ -24,6 +24,7 @@ from real_git import fsck
 from ringfence import RestoreFailedError
 from ringfence.testing import held_call
 from ringfence_sandbox import CallProcess, ScanLimits, Workspace
+from ringfence_sandbox.disk.kernel import injected
 
 DAMAGE = """
     printf changed > a.txt; echo new > d/n1; ln d/n1 n2; rm d/e/c.txt; mv m moved; mkdir -p x/y; echo y > x/y/z
@@ -70,11 +71,15 @@ class Case:
         build(self.root)
         self.before = shape(self.root)
 
-    def open(self, before: Before = lambda name: None) -> Workspace:
-        return Workspace.open(self.root, store=self.store, limits=self.limits, before=before)
+    def open(self) -> Workspace:
+        return Workspace.open(self.root, store=self.store, limits=self.limits)
+
+    def reopen(self, before: Before) -> None:
+        with injected(before):
+            self.open().close()
 
     def run(self, before: Before, end: str, *, typed: bool = False) -> None:
-        with self.open(before) as workspace:
+        with injected(before), self.open() as workspace:
             fs = workspace.filesystem
             with held_call(fs, call_id="outer", opaque=not typed) as call:
                 if typed:
@@ -153,8 +158,8 @@ def test_a_recovery_of_an_opaque_call_killed_anywhere_is_done_again(case: Case, 
     case.damage = damage
     for again in kill_points(31):
         case.kill_after_damage(typed=typed)
-        killed = killed_at(again, lambda before: case.open(before).close())
-        killed_at(again // 2, lambda before: case.open(before).close())
+        killed = killed_at(again, case.reopen)
+        killed_at(again // 2, case.reopen)
         recovered = case.recover()
         assert recovered is None or recovered.conflicts == (), again
         now = shape(case.root)
@@ -262,7 +267,7 @@ def test_a_large_file_that_a_rollback_restored_survives_a_kill(case: Case, opaqu
         case.fresh()
 
         def brought_back(before: Before) -> None:
-            with case.open(before) as workspace:
+            with injected(before), case.open() as workspace:
                 fs = workspace.filesystem
                 with held_call(fs, call_id="outer", opaque=opaque) as outer:
                     if not opaque:

@@ -17,6 +17,7 @@ from ringfence.errors import WorkspaceLockedError
 from ringfence.participants import Step
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, ScanLimits, Workspace
+from ringfence_sandbox.disk.kernel import injected
 
 
 def build(root: Path) -> None:
@@ -173,8 +174,8 @@ def test_where_closing_cannot_roll_back_it_says_so_and_can_be_repeated(root: Pat
             raise OSError(28, "No space left on device")
 
     tree = capture_tree(root)
-    workspace = Workspace.open(root, store=root.parent / "store", before=before)
-    with held_call(workspace.filesystem) as held:
+    workspace = opened(root)
+    with injected(before), held_call(workspace.filesystem) as held:
         workspace.filesystem.for_call(held).write("a.txt", "x")
         full = True
         with pytest.raises(OSError, match="No space") as caught:
@@ -206,7 +207,7 @@ def test_a_call_killed_anywhere_is_a_step_or_is_not(tmp_path: Path) -> None:
         before = capture_tree(root)
 
         def work(before: Callable[[str], None], root: Path = root, store: Path = store) -> None:
-            with Workspace.open(root, store=store, before=before) as workspace:
+            with injected(before), Workspace.open(root, store=store) as workspace:
                 call(workspace, a_call, "killed")
 
         killed = killed_at(point, work)

@@ -29,6 +29,7 @@ from ringfence import (
 from ringfence.adapters import ToolExecutor
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.disk.kernel import injected
 from ringfence_tools import VfsToolsSection
 
 LINES = "".join(f"line {n}\n" for n in range(1, 10))
@@ -346,7 +347,7 @@ def test_a_file_removed_during_a_change_is_the_error(root: Path, change: Callabl
             (root / "a.txt").unlink(missing_ok=True)
         left -= 1
 
-    with Workspace.open(root, store=root.parent / "store", before=before) as workspace:
+    with injected(before), Workspace.open(root, store=root.parent / "store") as workspace:
         for moment in itertools.count():
             (root / "a.txt").write_text("theirs")
             (root / "d/b.txt").write_text("b")
@@ -393,7 +394,7 @@ def test_a_save_during_an_undo_or_a_restore_stays(tmp_path: Path, name: str, way
             if left[0] == 0 and not (root / "a.txt").is_dir():
                 replaced_by_a_person(root)
 
-        with Workspace.open(root, store=tmp_path / str(at) / "store", before=person) as workspace:
+        with injected(person), Workspace.open(root, store=tmp_path / str(at) / "store") as workspace:
             with held_call(workspace.filesystem) as held:
                 STEPS[name](workspace.filesystem.for_call(held))
                 held.commit()
@@ -434,7 +435,7 @@ def test_a_save_in_a_directory_that_an_undo_removes_stays(
             if left[0] == 0 and new.exists():
                 saved.append(save(new))
 
-        with Workspace.open(new.parent, store=tmp_path / str(at) / "store", before=person) as workspace:
+        with injected(person), Workspace.open(new.parent, store=tmp_path / str(at) / "store") as workspace:
             with held_call(workspace.filesystem) as held:
                 workspace.filesystem.for_call(held).mkdir("new")
                 held.commit()

@@ -52,7 +52,7 @@ from ringfence_sandbox.calls.seen import relinked
 from ringfence_sandbox.calls.states import Mark, State, Token
 from ringfence_sandbox.disk.call_process import CallProcess
 from ringfence_sandbox.disk.confined import Confined, Found, is_reserved, open_file, sha256_of
-from ringfence_sandbox.disk.kernel import Abilities, Before, birth_ns, nothing_before
+from ringfence_sandbox.disk.kernel import Abilities, birth_ns
 from ringfence_sandbox.disk.listing import Listing, read_text
 from ringfence_sandbox.disk.outputs import KeptOutputs, is_output
 from ringfence_sandbox.disk.places import said_only_this_host
@@ -103,7 +103,6 @@ class HostFilesystem(Transactional):
         patience_seconds: float = LOCK_PATIENCE_SECONDS,
         hide: HiddenFiles | None = None,
         history: History | None = None,
-        before: Before = nothing_before,
         can: Abilities | None = None,
     ) -> None:
         """``store`` is the directory that keeps the journal, found from the root's real path where it is not given.
@@ -112,8 +111,8 @@ class HostFilesystem(Transactional):
         workspace, which is asked for where hosts do not see each other's locks (NFS, 9p, virtiofs, FUSE, CIFS).
         ``hide`` is the rule by which files are hidden from tools and commands, and kept out of the store. The store
         remembers it: left out, it is the last one. An empty one hides nothing.
-        ``history`` gets every call that changed files, at its commit. ``before`` is called with a name before every
-        system call that changes something; ``can`` is what the kernel may be asked for. Tests use both.
+        ``history`` gets every call that changed files, at its commit. ``can`` is what the kernel may be asked for, for
+        tests.
 
         Raises:
             NotADirectoryError, FileNotFoundError: the root is no directory.
@@ -132,7 +131,6 @@ class HostFilesystem(Transactional):
             power=durability == "power",
             read_only=read_only,
             history=history,
-            before=before,
             can=can,
             limits=limits,
             only_this_host=only_this_host or said_only_this_host(),

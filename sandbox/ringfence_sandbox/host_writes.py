@@ -15,7 +15,7 @@ from ringfence_sandbox.calls.core import Core
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.seen import stale
 from ringfence_sandbox.disk.confined import Confined, Found, is_reserved
-from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, exists, mounts_below
+from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, exists, failpoint, mounts_below
 from ringfence_sandbox.disk.new_files import copy_and_append, resemble, umask, write_all
 from ringfence_sandbox.disk.records import Deed, Identity
 
@@ -163,7 +163,7 @@ class HostWrites:
             self._make_parents(found.place)
             holding = self._core.holding
             slot = holding.new_slot()
-            self._core.before("symlink")
+            failpoint("symlink")
             os.symlink(target, str(slot), dir_fd=holding.descriptor)
             made = os.lstat(str(slot), dir_fd=holding.descriptor)
             self._core.perform(Deed("put", found.place, slot=slot, new=Identity.of(made)))
@@ -285,7 +285,7 @@ class HostWrites:
     def _new_file(self, at: int, holding: Holding, slot: int) -> int:
         """A new file, held in a slot, as if it were made in the directory `at`: its group, and its default ACL."""
         if self._tmpfile:
-            self._core.before("create")
+            failpoint("create")
             try:
                 descriptor = os.open(".", _TMPFILE, 0o666, dir_fd=at)
             except OSError as error:
@@ -294,7 +294,7 @@ class HostWrites:
                 self._tmpfile = False
             else:
                 try:
-                    self._core.before("link")
+                    failpoint("link")
                     os.link(f"/proc/self/fd/{descriptor}", str(slot), dst_dir_fd=holding.descriptor)
                 except BaseException:
                     os.close(descriptor)
@@ -361,7 +361,7 @@ class HostWrites:
         """A new file is as it is to be: have it survive what it is to survive, and know it again. ``made`` is its
         stat, if its bytes and times are what they were then."""
         if self._core.power:
-            self._core.before("fsync file")
+            failpoint("fsync file")
             os.fsync(descriptor)
         identity = Identity.of(made if made is not None else os.fstat(descriptor), digest)
         self._core.changed.written.note(identity)

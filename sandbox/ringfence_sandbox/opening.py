@@ -17,7 +17,7 @@ from ringfence_sandbox.calls.journal import Journal
 from ringfence_sandbox.calls.recovery import STAMP, Recovered, Recovery
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.hidden_tree import HiddenTree, rule_of
-from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, Before, Renames, abilities
+from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, Renames, abilities
 from ringfence_sandbox.disk.locking import RootLock, check_locks
 from ringfence_sandbox.disk.outputs import KeptOutputs
 from ringfence_sandbox.disk.places import made_outside, store_of
@@ -42,7 +42,6 @@ class Opened:
         power: bool,
         read_only: bool,
         history: History | None,
-        before: Before,
         can: Abilities | None,
         limits: ScanLimits | None,
         only_this_host: bool,
@@ -64,7 +63,6 @@ class Opened:
         self._descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._power = power
         self._limits = limits
-        self._before = before
         self._history = history
         self._own_history: StepHistory | None = None
         self.outputs: KeptOutputs | None = None
@@ -84,7 +82,6 @@ class Opened:
                 self.files,
                 self.can,
                 self._journal,
-                before=before,
                 kept=kept,
                 history=history,
                 opaque=self._opaque_calls,
@@ -106,12 +103,11 @@ class Opened:
         self._copy_up_root()
         note_format(store)
         record_root(self.root, store, opened=True)
-        self._journal = Journal(os.path.join(store, "journal"), sync=self._power, before=self._before)
+        self._journal = Journal(os.path.join(store, "journal"), sync=self._power)
         recovery = Recovery(
             self.files,
             self.can,
             self._journal,
-            before=self._before,
             kept=kept,
             history=self._history,
             opaque=self._opaque_calls,
@@ -149,7 +145,7 @@ class Opened:
             history.hidden = self.hidden
         stamp = OwnerStamp(os.path.join(self.store, STAMP), sync=self._power)
         brackets = Brackets(self.files, history, power=self._power)
-        return OpaqueCalls(self.files, Renames(self.can, self._before), brackets, stamp, self._before)
+        return OpaqueCalls(self.files, Renames(self.can), brackets, stamp)
 
     def _made_history(self) -> StepHistory:
         """For a filesystem opened without one: it keeps the states around opaque calls, and makes no steps."""

@@ -9,6 +9,7 @@ import stat
 from ringfence_sandbox.calls.core import Core
 from ringfence_sandbox.calls.seen import stale
 from ringfence_sandbox.disk.confined import read_file
+from ringfence_sandbox.disk.kernel import failpoint
 from ringfence_sandbox.disk.new_files import resemble, write_all
 from ringfence_sandbox.disk.records import Deed, Identity
 from ringfence_sandbox.host_writes import HostWrites
@@ -76,7 +77,7 @@ class RestoreWrites:
         """Make the path another name of the file at ``other``."""
         with self._core.operation():
             slot = self._core.holding.new_slot()
-            self._core.before("link")
+            failpoint("link")
             with self._core.files.parent(other) as (at, name):
                 os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=self._core.holding.descriptor, follow_symlinks=False)
             held = self._core.holding.look(slot)
@@ -88,7 +89,7 @@ class RestoreWrites:
         with self._core.operation():
             holding = self._core.holding
             slot = holding.new_slot()
-            self._core.before("symlink")
+            failpoint("symlink")
             os.symlink(target, str(slot), dir_fd=holding.descriptor)
             self._dress(place, slot, meta)
             made = os.lstat(str(slot), dir_fd=holding.descriptor)
@@ -125,7 +126,7 @@ class RestoreWrites:
             self._note_owner(place, meta)
 
     def _dress(self, place: str, slot: int, meta: Meta) -> None:
-        if not apply_metadata(self._core.holding.descriptor, str(slot), meta, self._core.before):
+        if not apply_metadata(self._core.holding.descriptor, str(slot), meta):
             self._note_owner(place, meta)
 
     def _note_owner(self, place: str, meta: Meta) -> None:

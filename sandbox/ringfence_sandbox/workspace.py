@@ -21,7 +21,7 @@ from ringfence.runtime.transaction import Transaction, tool_transaction
 from ringfence_sandbox.calls.half_done import UnfinishedCall, unfinished_call
 from ringfence_sandbox.calls.killed_calls import KilledCall, forget_killed, killed_calls
 from ringfence_sandbox.disk.confined import Confined
-from ringfence_sandbox.disk.kernel import Before, abilities, nothing_before
+from ringfence_sandbox.disk.kernel import abilities
 from ringfence_sandbox.disk.places import made_outside, store_of
 from ringfence_sandbox.history_stores import forget_temporary_stores, mark_temporary_store
 from ringfence_sandbox.host import Durability, HostFilesystem
@@ -127,7 +127,6 @@ class Workspace:
         only_this_host: bool = False,
         hide: HiddenFiles | None = None,
         progress: Progress | None = None,
-        before: Before = nothing_before,
     ) -> Workspace:
         """Open the workspace at `root`: recover it, lock it, and take in what changed since its newest step.
 
@@ -136,8 +135,7 @@ class Workspace:
         path leads to. Of another one only who names it knows: the commands, and copies of the root into memory, take
         what a killed call has left half done for the files as they are. ``only_this_host`` is as for
         `HostFilesystem`, and so is ``hide``, the rule by which files are hidden. ``progress`` is called now and then
-        with the number of files read so far: the first opening reads all of them. ``before`` is for tests: it is
-        called before every system call that changes the tree.
+        with the number of files read so far: the first opening reads all of them.
 
         Raises:
             WorkspaceLockedError: another opener has it; it is named.
@@ -159,7 +157,7 @@ class Workspace:
         place = made_outside(real, place)
         descriptor = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         history = StepHistory(
-            Confined(descriptor, abilities()), Path(place), limits=limits, power=durability == "power", before=before
+            Confined(descriptor, abilities()), Path(place), limits=limits, power=durability == "power"
         )
         history.progress = progress or told_nothing
         history.replaced = replaced(real, place)  # before it is noted that this one is there now
@@ -173,7 +171,6 @@ class Workspace:
                 only_this_host=only_this_host,
                 hide=hide,
                 history=history,
-                before=before,
             )
             history.hidden = filesystem.hidden_tree
             filesystem.when_closed(history.close)

@@ -27,6 +27,7 @@ from real_git import blob_id, objects_of
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox.disk.kernel import injected
 
 CASES = amount(prove=5000, test=25)
 PATHS = ("a", "b", "d/a", "d/b", "d/e/a", "n/a", "n/o/b", "d", "d/e", "n")
@@ -177,26 +178,24 @@ def place() -> Generator[Path]:
 def the_call(top: Path, case: Case, person: Person) -> Callable[[Callable[[str], None]], None]:
     def work(stop: Callable[[str], None]) -> None:
         saving = person.at(case.edits)
-        started = False
 
         def before(name: str) -> None:
-            if started:
-                saving(name)
-                stop(name)
+            saving(name)
+            stop(name)
 
-        workspace = Workspace.open(top / "root", store=top / "store", before=before)
-        started = True
-        with held_call(workspace.filesystem) as held:
-            fs = workspace.filesystem.for_call(held)
-            for one in case.changes:
-                with suppress(OSError, ValueError):
-                    change(fs, *one)
-            try:
-                held.changed()
-                getattr(held, case.end)()
-            except OSError:
-                held.rollback()
-        workspace.close()
+        workspace = Workspace.open(top / "root", store=top / "store")
+        with injected(before):
+            with held_call(workspace.filesystem) as held:
+                fs = workspace.filesystem.for_call(held)
+                for one in case.changes:
+                    with suppress(OSError, ValueError):
+                        change(fs, *one)
+                try:
+                    held.changed()
+                    getattr(held, case.end)()
+                except OSError:
+                    held.rollback()
+            workspace.close()
 
     return work
 
@@ -388,7 +387,8 @@ def test_what_a_person_saved_stays_byte_for_byte(case: Case) -> None:
                 saving(name)
                 stop(name)
 
-            Workspace.open(root, store=top / "store", before=announced).close()
+            with injected(announced):
+                Workspace.open(root, store=top / "store").close()
 
         killed_at(case.again, recovery)
         with Workspace.open(root, store=top / "store") as workspace:

@@ -33,7 +33,7 @@ from ringfence_sandbox.calls.seen import Seen, stale, written_meanwhile
 from ringfence_sandbox.calls.snapshot_restore import SnapshotRestore
 from ringfence_sandbox.calls.states import Mark, State, Token, line, since_opaque, way
 from ringfence_sandbox.disk.confined import Confined
-from ringfence_sandbox.disk.kernel import Abilities, Before, sync_filesystem
+from ringfence_sandbox.disk.kernel import Abilities, failpoint, sync_filesystem
 from ringfence_sandbox.disk.records import Deed, Identity
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ class Core:
         can: Abilities,
         journal: Journal | None,
         *,
-        before: Before,
         kept: str,
         history: History | None,
         opaque: Callable[[], OpaqueCalls],
@@ -61,9 +60,8 @@ class Core:
     ) -> None:
         """``opaque`` gives what opaque calls need, when the first of them begins."""
         self.files = files
-        self.before = before
         self.power = power
-        self.runner = DeedRunner(files, can, before)
+        self.runner = DeedRunner(files, can)
         self.runner.times.changed = self._keep_times
         self.seen = Seen(files)
         self._journal = CallJournal(files, journal, power=power)
@@ -108,7 +106,6 @@ class Core:
             self.runner.holding = Holding.noted(
                 self.files,
                 lambda record: self._journal.write(record, wait=False),
-                self.before,
                 self._journal.store,
             )
         return self.runner.holding
@@ -345,7 +342,7 @@ class Core:
             with suppress(OSError):
                 descriptor = self.files.open_directory(path)
                 try:
-                    self.before("fsync directory")
+                    failpoint("fsync directory")
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
@@ -468,7 +465,7 @@ class Core:
         if holding is None or self._journal.file is None:
             return []
         keep_written_into(holding, [deed for state in reversed([*line(tip)]) for deed in state.deeds], self._kept)
-        notes = drop_holding(self.files, holding, self._journal.file, self.before)
+        notes = drop_holding(self.files, holding, self._journal.file)
         self._left_over = self._left_over or bool(notes)
         return notes
 

@@ -19,7 +19,7 @@ from ringfence_sandbox.calls.directory_times import ChangedDirectory, DirectoryT
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.power_loss import is_same_writing, is_torn_file
 from ringfence_sandbox.disk.confined import UNREACHABLE, Confined, read_file
-from ringfence_sandbox.disk.kernel import Abilities, Before, Renames, lstat
+from ringfence_sandbox.disk.kernel import Abilities, Renames, failpoint, lstat
 from ringfence_sandbox.disk.records import Deed, Identity
 
 _HASHED_BYTES = 1 << 20
@@ -31,9 +31,9 @@ class Conflict(Exception):
 
 
 class DeedRunner:
-    """What changes a tree: one system call a deed, each announced to ``before``."""
+    """What changes a tree: one system call a deed."""
 
-    def __init__(self, files: Confined, can: Abilities, before: Before) -> None:
+    def __init__(self, files: Confined, can: Abilities) -> None:
         self.files = files
         self.holding: Holding | None = None
         self.thorough = False
@@ -47,8 +47,7 @@ class DeedRunner:
         self.times = DirectoryTimes(files)
         self._near: tuple[str, int] | None = None
         """The directory that the swap undone last was in, open: what comes next is another one in it, or its times."""
-        self._before = before
-        self._renames = Renames(can, before)
+        self._renames = Renames(can)
         self._undo: dict[str, Callable[[Deed], None]] = {
             "put": self._undo_put,
             "take": self._undo_take,
@@ -91,7 +90,7 @@ class DeedRunner:
                     self._renames.rename(at, name, to, new)
             case "mkdir":
                 with ChangedDirectory(self.times, deed.path) as (at, name):
-                    self._before("mkdir")
+                    failpoint("mkdir")
                     os.mkdir(name, deed.mode or 0o777, dir_fd=at)
                     found = os.lstat(name, dir_fd=at)
                     deed.new = Identity.of(found)
@@ -100,7 +99,7 @@ class DeedRunner:
                     deed.mode = deed.mode or stat.S_IMODE(found.st_mode)
             case "rmdir":
                 with ChangedDirectory(self.times, deed.path) as (at, name):
-                    self._before("rmdir")
+                    failpoint("rmdir")
                     os.rmdir(name, dir_fd=at)
             case "mode":
                 with self.files.parent(deed.path) as (at, name):
@@ -295,7 +294,7 @@ class DeedRunner:
                 return
             if not stat.S_ISDIR(found.st_mode) or (deed.new is not None and found.st_ino != deed.new.inode):
                 raise Conflict(deed.path)
-            self._before("rmdir")
+            failpoint("rmdir")
             try:
                 os.rmdir(name, dir_fd=at)
             except OSError as error:
@@ -306,7 +305,7 @@ class DeedRunner:
     def _undo_rmdir(self, deed: Deed) -> None:
         with ChangedDirectory(self.times, deed.path) as (at, name):
             if lstat(at, name) is None:
-                self._before("mkdir")
+                failpoint("mkdir")
                 os.mkdir(name, 0o700, dir_fd=at)
                 self._set_mode(at, name, deed.mode, None)
 
@@ -338,7 +337,7 @@ class DeedRunner:
     def _set_times(self, at: int, name: str, atime_ns: int, mtime_ns: int, of: Identity | None) -> None:
         found = os.lstat(name, dir_fd=at)
         if self._same_inode(found, of) and (found.st_atime_ns, found.st_mtime_ns) != (atime_ns, mtime_ns):
-            self._before("utime")
+            failpoint("utime")
             os.utime(name, ns=(atime_ns, mtime_ns), dir_fd=at, follow_symlinks=False)
             self.times.gave(found.st_ino, mtime_ns)
 
@@ -346,7 +345,7 @@ class DeedRunner:
         """Complete a rename that is a link and an unlink, and ended between the two: take the new name back."""
         found = lstat(at, name)
         if of is not None and found is not None and found.st_ino == of.inode and not stat.S_ISDIR(found.st_mode):
-            self._before("unlink")
+            failpoint("unlink")
             os.unlink(name, dir_fd=at)
 
     # -- recognising
@@ -395,7 +394,7 @@ class DeedRunner:
             found = os.fstat(descriptor)
             if stat.S_ISLNK(found.st_mode) or not self._same_inode(found, of):
                 raise FileNotFoundError(errno.ENOENT, "was replaced meanwhile", name)
-            self._before("chmod")
+            failpoint("chmod")
             os.chmod(f"/proc/self/fd/{descriptor}", mode)
         finally:
             os.close(descriptor)

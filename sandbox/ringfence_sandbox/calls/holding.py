@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from ringfence.filesystem.paths import os_error
 from ringfence_sandbox.disk.confined import HOLDING_PREFIX, Confined, open_file
-from ringfence_sandbox.disk.kernel import Before, abilities, lstat, open_within, set_mode
+from ringfence_sandbox.disk.kernel import abilities, failpoint, lstat, open_within, set_mode
 from ringfence_sandbox.disk.records import Json
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -30,19 +30,18 @@ def new_name() -> str:
 class Holding:
     """An open holding directory. What is in it has a number, its slot, for a name."""
 
-    def __init__(self, files: Confined, name: str, before: Before) -> None:
+    def __init__(self, files: Confined, name: str) -> None:
         """FileNotFoundError where it is not there."""
         self.name = name
         self._files = files
-        self._before = before
         self.descriptor = os.open(name, _OPEN, dir_fd=files.root)
         self._next = 0
         self._taken: Set[str] = frozenset()
         """Names that are no slots to be given: those of an earlier process, and what a program has put there."""
 
     @classmethod
-    def make(cls, files: Confined, name: str, before: Before) -> Holding:
-        before("mkdir")
+    def make(cls, files: Confined, name: str) -> Holding:
+        failpoint("mkdir")
         try:
             os.mkdir(name, _MODE, dir_fd=files.root)
         except OSError as error:
@@ -55,25 +54,25 @@ class Holding:
             )
             raise OSError(code, words) from error
         try:
-            return cls(files, name, before)
+            return cls(files, name)
         except OSError:  # too many files are open, say
             os.rmdir(name, dir_fd=files.root)
             raise
 
     @classmethod
-    def noted(cls, files: Confined, note: Callable[[Mapping[str, Json]], None], before: Before, store: str) -> Holding:
+    def noted(cls, files: Confined, note: Callable[[Mapping[str, Json]], None], store: str) -> Holding:
         """Make one under a new name that the journal has first; nobody is to see from the root's time that it came,
         or later that it went."""
         root = os.fstat(files.root)
         name = new_name()
         note({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]})
         try:
-            made = cls.make(files, name, before)
+            made = cls.make(files, name)
             with suppress(OSError):  # not every filesystem has such attributes
                 os.setxattr(made.descriptor, _STORE, os.fsencode(store))
             return made
         finally:
-            before("utime")
+            failpoint("utime")
             with suppress(PermissionError):  # another user's root
                 os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
 
@@ -81,18 +80,18 @@ class Holding:
         os.close(self.descriptor)
 
     @classmethod
-    def found(cls, files: Confined, name: str, before: Before, last: int) -> Holding:
+    def found(cls, files: Confined, name: str, last: int) -> Holding:
         """One that may have been taken away, or that something else is in the place of: then it is made anew. Gives no
         slot a second time, of which ``last`` is known. OSError."""
-        _have(files, name, before)
-        found = cls(files, name, before)
+        _have(files, name)
+        found = cls(files, name)
         found._next = last + 1
         found._go_on()
         return found
 
     def find_again(self) -> None:
         """Have this one be what `found` finds. OSError."""
-        _have(self._files, self.name, self._before)
+        _have(self._files, self.name)
         # Opened anew also where it is the same one: btrfs lists in an open directory only what was in it then.
         descriptor = os.open(self.name, _OPEN, dir_fd=self._files.root)
         os.close(self.descriptor)
@@ -122,7 +121,7 @@ class Holding:
         """Remove the files that are in this slot and those after it, for the room that they take."""
         for slot in range(first, self._next):
             if self.look(slot) is not None:
-                self._before("unlink")
+                failpoint("unlink")
                 with suppress(OSError):
                     os.unlink(str(slot), dir_fd=self.descriptor)
 
@@ -131,7 +130,7 @@ class Holding:
 
     def create(self, slot: int, mode: int = 0o600) -> int:
         """A descriptor of a new, empty file in a slot. ``mode`` saves who wants these permission bits setting them."""
-        self._before("create")
+        failpoint("create")
         return os.open(str(slot), _NEW, mode & 0o777, dir_fd=self.descriptor)
 
     def keep(self, slot: int, directory: str) -> str | None:
@@ -140,7 +139,7 @@ class Holding:
         found = self.look(slot)
         if found is None:
             return None
-        self._before("keep")
+        failpoint("keep")
         os.makedirs(directory, mode=0o700, exist_ok=True)
         kept = os.path.join(directory, f"{self.name.removeprefix(HOLDING_PREFIX)}-{slot}")
         if stat.S_ISREG(found.st_mode):
@@ -161,11 +160,11 @@ class Holding:
 
     def empty(self) -> Sequence[str]:
         """Remove all that is in it; the names of what would not go, where something would not."""
-        return _empty(self.descriptor, self._before)
+        return _empty(self.descriptor)
 
     def remove(self) -> None:
         """Remove the empty directory itself."""
-        self._before("rmdir")
+        failpoint("rmdir")
         with suppress(FileNotFoundError):
             os.rmdir(self.name, dir_fd=self._files.root)
 
@@ -194,23 +193,23 @@ def entries_below(files: Confined, top: str) -> Iterator[tuple[str, os.stat_resu
                     waiting.append(f"{place}/{name}")
 
 
-def _have(files: Confined, name: str, before: Before) -> None:
+def _have(files: Confined, name: str) -> None:
     root, found = os.fstat(files.root), lstat(files.root, name)
     if found is not None and stat.S_ISDIR(found.st_mode):
         if stat.S_IMODE(found.st_mode) != _MODE:
-            before("chmod")
+            failpoint("chmod")
             set_mode(files.root, name, _MODE)
         return
     if found is not None:
-        before("unlink")
+        failpoint("unlink")
         os.unlink(name, dir_fd=files.root)
-    before("mkdir")
+    failpoint("mkdir")
     os.mkdir(name, _MODE, dir_fd=files.root)
     with suppress(PermissionError):  # another user's root
         os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
 
 
-def _empty(top: int, before: Before) -> list[str]:
+def _empty(top: int) -> list[str]:
     """Remove everything in a directory, also from directories that were made unwritable; no link is followed.
 
     Goes down and comes up again by names, so that no depth uses up the descriptors.
@@ -226,7 +225,7 @@ def _empty(top: int, before: Before) -> list[str]:
             waiting.pop()
             if waiting:
                 name = above.pop()
-                before("rmdir")
+                failpoint("rmdir")
                 try:
                     os.rmdir(name, dir_fd=waiting[-1][0])
                 except FileNotFoundError:
@@ -236,7 +235,7 @@ def _empty(top: int, before: Before) -> list[str]:
             os.close(descriptor)
             continue
         name = names.pop()
-        before("unlink")
+        failpoint("unlink")
         try:
             os.unlink(name, dir_fd=descriptor)
         except OSError as error:

@@ -17,7 +17,7 @@ from ringfence_sandbox.calls.differences import IN_TREE, Differences
 from ringfence_sandbox.calls.holding import Holding, holding_store
 from ringfence_sandbox.calls.journal import Journal
 from ringfence_sandbox.disk.confined import Confined
-from ringfence_sandbox.disk.kernel import Before
+from ringfence_sandbox.disk.kernel import failpoint
 from ringfence_sandbox.disk.places import state_directory_of
 from ringfence_sandbox.disk.records import Deed, Identity
 
@@ -116,7 +116,7 @@ def keep_written_into(holding: Holding, deeds: Iterable[Deed], directory: str) -
         logger.exception("what a program wrote into a file that a call had replaced is lost")
 
 
-def drop_holding(files: Confined, holding: Holding, journal: Journal, before: Before) -> list[str]:
+def drop_holding(files: Confined, holding: Holding, journal: Journal) -> list[str]:
     """Remove a holding directory, and leave the root's times as they are; what would not go, in words."""
     try:
         left = list(holding.empty())
@@ -125,7 +125,7 @@ def drop_holding(files: Confined, holding: Holding, journal: Journal, before: Be
             times = (root.st_atime_ns, root.st_mtime_ns)
             journal.note({"dropping": holding.name, "times": [*times]})
             holding.remove()
-            before("utime")
+            failpoint("utime")
             with suppress(PermissionError):
                 os.utime(files.root, ns=times)
     except OSError as error:

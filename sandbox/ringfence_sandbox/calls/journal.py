@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from ringfence_sandbox.disk.kernel import Before, nothing_before
+from ringfence_sandbox.disk.kernel import failpoint
 from ringfence_sandbox.disk.records import Json
 from ringfence_sandbox.disk.state_files import kept_damaged, not_written, sync_directory
 
@@ -50,14 +50,11 @@ class Journal:
     ``sync`` makes `flush` wait for the disk; without it what is written survives the process, not the machine.
     """
 
-    def __init__(
-        self, path: str, *, sync: bool = False, before: Before = nothing_before, only_read: bool = False
-    ) -> None:
+    def __init__(self, path: str, *, sync: bool = False, only_read: bool = False) -> None:
         """OSError where the file cannot be opened; ValueError where it is no journal."""
         self.path: Final = path
         self.cut: str | None = None
         self._sync = sync
-        self._before = before
         new = not os.path.exists(path)
         self._only_read = only_read
         flags = os.O_RDONLY if only_read else os.O_RDWR | os.O_CREAT
@@ -83,7 +80,7 @@ class Journal:
 
     def renewed(self) -> Journal:
         """A new journal at the same path, after this one was closed and moved away."""
-        return Journal(self.path, sync=self._sync, before=self._before)
+        return Journal(self.path, sync=self._sync)
 
     def named(self, seq: int) -> str:
         """A name for a deed that no deed of another journal has."""
@@ -179,7 +176,7 @@ class Journal:
         try:
             if end + reserve > self._room:
                 self._make_room(end + reserve)
-            self._before("journal")
+            failpoint("journal")
             done = os.pwrite(self._file, written, at)
             while done < len(written):
                 done += os.pwrite(self._file, memoryview(written)[done:], at + done)
@@ -204,7 +201,7 @@ class Journal:
     def flush(self) -> None:
         """Wait until all that was appended is on the disk, where this journal is to survive the machine."""
         if self._sync:
-            self._before("fsync journal")
+            failpoint("fsync journal")
             os.fdatasync(self._file)
 
     def note(self, *records: Mapping[str, Json] | str) -> None:
@@ -215,7 +212,7 @@ class Journal:
     def reset(self) -> None:
         """Start anew, empty. Only for when nothing is open."""
         if self._end > _FIRST or self._room > _FIRST:
-            self._before("journal")
+            failpoint("journal")
             self._start()
         self.keeps_steps = False
 
@@ -234,7 +231,7 @@ class Journal:
 
     def _make_room(self, needed: int) -> None:
         if hasattr(os, "posix_fallocate"):
-            self._before("journal room")
+            failpoint("journal room")
             length = max(needed, self._end + _ROOM_BYTES)
             os.posix_fallocate(self._file, 0, length)
             self._room = length

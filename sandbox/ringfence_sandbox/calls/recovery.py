@@ -29,7 +29,7 @@ from ringfence_sandbox.calls.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.calls.power_loss import repair_torn
 from ringfence_sandbox.calls.states import led_to
 from ringfence_sandbox.disk.confined import Confined, is_reserved
-from ringfence_sandbox.disk.kernel import Abilities, Before, Renames
+from ringfence_sandbox.disk.kernel import Abilities, Renames
 from ringfence_sandbox.disk.records import Deed, Json, undone_json
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ class Recovery:
         can: Abilities,
         journal: Journal,
         *,
-        before: Before,
         kept: str,
         history: History | None,
         opaque: Callable[[], OpaqueCalls],
@@ -80,14 +79,13 @@ class Recovery:
         self._files = files
         self._journal = journal
         self._replay = Replay.of(journal.records)
-        self._before = before
-        self._renames = Renames(can, before)
+        self._renames = Renames(can)
         self._kept = kept
         self._history = history
         self._opaque = opaque
         self._stamp = os.path.join(os.path.dirname(journal.path), STAMP)
         self._notes = [journal.cut] if journal.cut is not None else []
-        self._runner = DeedRunner(files, can, before)
+        self._runner = DeedRunner(files, can)
         self._runner.thorough = True
         self._runner.lost_power = self._replay.lost_power
 
@@ -224,11 +222,11 @@ class Recovery:
             if there is not None or any(deed.slot >= 0 for deed in deeds[:first_opaque]):
                 was_removed = there is None or not stat.S_ISDIR(there.st_mode)
                 last = max((deed.slot for deed in deeds), default=-1)
-                self._runner.holding = Holding.found(self._files, name, self._before, last)
+                self._runner.holding = Holding.found(self._files, name, last)
         return was_removed
 
     def _new_holding(self) -> Holding:
-        holding = Holding.noted(self._files, self._write, self._before, os.path.dirname(self._journal.path))
+        holding = Holding.noted(self._files, self._write, os.path.dirname(self._journal.path))
         self._replay.holdings.append(holding.name)
         return holding
 
@@ -371,8 +369,8 @@ class Recovery:
             words = "in the root is not the directory any more in which displaced files waited: remove it"
             self._notes.append(f"{name} {words}")
             return
-        holding = Holding.found(self._files, name, self._before, -1)
-        self._notes += drop_holding(self._files, holding, self._journal, self._before)
+        holding = Holding.found(self._files, name, -1)
+        self._notes += drop_holding(self._files, holding, self._journal)
 
 
 def _said(error: OSError) -> OSError:

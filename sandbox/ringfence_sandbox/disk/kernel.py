@@ -10,8 +10,8 @@ import re
 import stat
 import struct
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,12 +35,23 @@ _BEFORE_EXCHANGE = ".old"
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 """As `os.fsencode` has them, which looks first whether it is given a text."""
 
-Before = Callable[[str], None]
-"""Called with a name before every system call that changes something: where tests count, and where they kill."""
+_hooks: list[Callable[[str], None]] = []
 
 
-def nothing_before(name: str) -> None:
-    """The `Before` of those who do not count."""
+def failpoint(name: str) -> None:
+    """Mark a system call that changes something, which comes next: where tests count, fail and kill."""
+    for hook in _hooks:
+        hook(name)
+
+
+@contextmanager
+def injected(hook: Callable[[str], None]) -> Generator[None]:
+    """Have a hook called with the name of every `failpoint` of this process, while it lasts."""
+    _hooks.append(hook)
+    try:
+        yield
+    finally:
+        _hooks.remove(hook)
 
 
 @cache
@@ -137,20 +148,19 @@ def sync_filesystem(descriptor: int) -> None:
 class Renames:
     """Renames that replace nothing, and exchanges of two names; each of them atomic where the kernel can."""
 
-    def __init__(self, can: Abilities, before: Before) -> None:
+    def __init__(self, can: Abilities) -> None:
         self._number: Final = _RENAMEAT2.get(platform.machine()) if can.renameat2 else None
         self._links = can.links
-        self._before = before
         self.in_steps = self._number is None
         """Whether an `exchange` was, or will be, one of several renames."""
 
     def rename(self, source: int, old: str, target: int, new: str) -> None:
         """Rename; FileExistsError where something is at the new name."""
-        self._before("rename")
+        failpoint("rename")
         if self._call(source, old, target, new, _RENAME_NOREPLACE):
             return
         if self._link(source, old, target, new):
-            self._before("unlink")
+            failpoint("unlink")
             os.unlink(old, dir_fd=source)
             return
         # Of a directory, or where there are no links. What came to the new name since this look is replaced; a
@@ -161,7 +171,7 @@ class Renames:
 
     def exchange(self, tree: int, name: str, holding: int, slot: str) -> None:
         """Exchange what has a name in the tree with what is held; there is always one of the two at the name."""
-        self._before("exchange")
+        failpoint("exchange")
         if self._call(tree, name, holding, slot, _RENAME_EXCHANGE):
             return
         self.in_steps = True
@@ -169,13 +179,13 @@ class Renames:
         if not self._link(tree, name, holding, old):
             os.rename(name, old, src_dir_fd=tree, dst_dir_fd=holding)  # for a moment none of the two is at the name
         try:
-            self._before("rename")
+            failpoint("rename")
             os.rename(slot, name, src_dir_fd=holding, dst_dir_fd=tree)
         except OSError:
             with suppress(FileExistsError):
                 self.rename(holding, old, tree, name)
             raise
-        self._before("rename")
+        failpoint("rename")
         os.rename(old, slot, src_dir_fd=holding, dst_dir_fd=holding)
 
     def is_cut_off(self, holding: int, slot: str) -> bool:
@@ -191,12 +201,12 @@ class Renames:
             if tree is not None and there is None:
                 self.rename(holding, old, tree, name)
                 return
-            self._before("unlink")
+            failpoint("unlink")
             if there is not None and there.st_ino == os.lstat(old, dir_fd=holding).st_ino:
                 os.unlink(old, dir_fd=holding)
                 return
             os.unlink(slot, dir_fd=holding)
-        self._before("rename")
+        failpoint("rename")
         os.rename(old, slot, src_dir_fd=holding, dst_dir_fd=holding)
 
     def _link(self, source: int, old: str, target: int, new: str) -> bool:

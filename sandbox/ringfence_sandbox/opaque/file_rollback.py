@@ -12,8 +12,7 @@ from dataclasses import replace
 from ringfence_sandbox.calls.deed_rollback import RolledBack
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.disk.confined import UNREACHABLE, Confined
-from ringfence_sandbox.disk.kernel import Before as Announce
-from ringfence_sandbox.disk.kernel import set_mode
+from ringfence_sandbox.disk.kernel import failpoint, set_mode
 from ringfence_sandbox.disk.new_files import write_all
 from ringfence_sandbox.opaque.before_after import Before, Differs
 from ringfence_sandbox.scan.stat_cache import attributes_of
@@ -38,7 +37,6 @@ class FileRollback:
         items: Mapping[str, Differs],
         make_holding: Callable[[], Holding],
         done: RolledBack,
-        announce: Announce,
     ) -> None:
         self.times_ns: dict[str, int] = {}
         """Of directories that somebody else has changed, the time that stays."""
@@ -48,7 +46,6 @@ class FileRollback:
         self._items = items
         self._make_holding = make_holding
         self._done = done
-        self._announce = announce
         self._touched: set[str] = set()
 
     def content(self, place: str) -> str | None:
@@ -74,7 +71,7 @@ class FileRollback:
         holding = self._make_holding()
         slot = holding.new_slot()
         if wanted.kind == "symlink":
-            self._announce("symlink")
+            failpoint("symlink")
             os.symlink(os.fsdecode(content), str(slot), dir_fd=holding.descriptor)
             self._dress(holding.descriptor, str(slot), wanted, path)
         else:
@@ -101,7 +98,7 @@ class FileRollback:
         has, wanted = attributes_of(descriptor), self._before.attributes.get(path, {})
         if has == wanted:
             return
-        self._announce("setxattr")
+        failpoint("setxattr")
         try:
             for attribute in has.keys() - wanted.keys():  # of the directory's default ACL, say
                 os.removexattr(descriptor, attribute)
@@ -126,7 +123,7 @@ class FileRollback:
             os.close(descriptor)
 
     def _dress(self, at: int, name: str, wanted: Entry, path: str) -> None:
-        if not apply_metadata(at, name, wanted.meta, self._announce):
+        if not apply_metadata(at, name, wanted.meta):
             self._done.notes.append(f"{path} has another owner than before, which only root can bring back")
 
     # -- directories
@@ -145,7 +142,7 @@ class FileRollback:
             if above:
                 self._open_up(above)
             with self._files.parent(above) as (at, name):
-                self._announce("chmod")
+                failpoint("chmod")
                 set_mode(at, name, stat.S_IMODE(here.st_mode) | stat.S_IRWXU)
 
     def finish(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.disk.confined import Confined
-from ringfence_sandbox.disk.kernel import Before as Announce
+from ringfence_sandbox.disk.kernel import failpoint
 from ringfence_sandbox.opaque.before_after import Left
 from ringfence_sandbox.scan.stat_cache import attributes_of
 from ringfence_sandbox.steps.metadata import apply_metadata
@@ -55,14 +55,14 @@ class KeptOpen:
         now = replace(left, inode=self.became.get(left.inode, left.inode))
         return left.inode in self._files and now.fits(os.fstat(self._files[left.inode]))
 
-    def brought_back(self, left: Left, holding: Holding, announce: Announce) -> int:
+    def brought_back(self, left: Left, holding: Holding) -> int:
         """A slot that has the file again: by a name, where it has another one still, or a copy. OSError: there is no
         space for that, say."""
         descriptor = self._files[left.inode]
         found = os.fstat(descriptor)
         slot = holding.new_slot()
         if found.st_nlink:
-            announce("link")
+            failpoint("link")
             os.link(f"/proc/self/fd/{descriptor}", str(slot), dst_dir_fd=holding.descriptor, follow_symlinks=True)
             return slot
         copy = holding.create(slot)
@@ -76,10 +76,10 @@ class KeptOpen:
                 with suppress(OSError):  # some are only root's to give
                     os.setxattr(copy, attribute, value)
             meta = Meta(stat.S_IMODE(left.mode), found.st_uid, found.st_gid, found.st_mtime_ns)
-            apply_metadata(holding.descriptor, str(slot), meta, announce)
+            apply_metadata(holding.descriptor, str(slot), meta)
         except OSError:
             os.close(copy)
-            announce("unlink")
+            failpoint("unlink")
             os.unlink(str(slot), dir_fd=holding.descriptor)
             raise
         # From here on the copy is the file: another name of it is to be a name of this one.

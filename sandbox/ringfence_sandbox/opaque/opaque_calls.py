@@ -12,7 +12,6 @@ from ringfence_sandbox.calls.history import ChangedFiles
 from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.calls.states import led_to, since_opaque
 from ringfence_sandbox.disk.confined import Confined, is_reserved
-from ringfence_sandbox.disk.kernel import Before as Announce
 from ringfence_sandbox.disk.kernel import Renames, birth_ns
 from ringfence_sandbox.disk.records import Deed, Json
 from ringfence_sandbox.opaque.before_after import Aborted, After, Before, Differs, is_only_time
@@ -33,14 +32,11 @@ MOST_LISTED = 20
 class OpaqueCalls:
     """What is known of them, and the way back from each."""
 
-    def __init__(
-        self, files: Confined, renames: Renames, brackets: Brackets, stamp: OwnerStamp, announce: Announce
-    ) -> None:
+    def __init__(self, files: Confined, renames: Renames, brackets: Brackets, stamp: OwnerStamp) -> None:
         self._files = files
         self._renames = renames
         self._brackets = brackets
         self._stamp = stamp
-        self._announce = announce
         self._before: dict[int, Before] = {}
         self._after: dict[int, tuple[int, After]] = {}
         """With the number of the last deed that there was."""
@@ -226,7 +222,6 @@ class OpaqueCalls:
             before,
             after,
             chosen,
-            announce=self._announce,
             kept_open=kept_open or KeptOpen(),
         )
 

@@ -16,8 +16,7 @@ from typing import Final
 
 from ringfence_sandbox.calls.deed_rollback import Hold, RolledBack
 from ringfence_sandbox.disk.confined import Confined
-from ringfence_sandbox.disk.kernel import Before as Announce
-from ringfence_sandbox.disk.kernel import Renames, lstat, set_mode
+from ringfence_sandbox.disk.kernel import Renames, failpoint, lstat, set_mode
 from ringfence_sandbox.opaque.before_after import After, Before, Left
 from ringfence_sandbox.opaque.choosing import Chosen
 from ringfence_sandbox.opaque.file_rollback import IN_THE_WAY, FileRollback
@@ -40,7 +39,6 @@ class TreeRollback:
         after: After,
         chosen: Chosen,
         *,
-        announce: Announce,
         kept_open: KeptOpen,
     ) -> None:
         self._files = files
@@ -51,7 +49,6 @@ class TreeRollback:
         self._states = states
         self.before: Final = before
         self._after = after
-        self._announce = announce
         self._done = RolledBack(chosen.conflicts)
         self._items = chosen.items
         self._modes = chosen.modes
@@ -60,7 +57,7 @@ class TreeRollback:
         """By their inodes, the times that files of before have got back."""
         self._held: dict[int, str] = {}
         """Places of inodes of before the call, by number: in slots, or below them."""
-        self._file_rollback = FileRollback(files, states, before, self._items, hold.make, self._done, announce)
+        self._file_rollback = FileRollback(files, states, before, self._items, hold.make, self._done)
         self.copied: Callable[[int, int], None] = lambda old, new: None
         """Is told of a file that no scan took in, and that has another inode now, before it gets its name."""
 
@@ -167,13 +164,13 @@ class TreeRollback:
                 if not stat.S_ISDIR(here.st_mode):
                     if not self._as_left(path, here):
                         raise OSError(errno.EEXIST, "was changed by somebody else", path)
-                    self._announce("unlink")
+                    failpoint("unlink")
                     os.unlink(name, dir_fd=at)
                 elif path in self._after.found.excluded:  # nobody knows what is in it, all of it is the call's
                     holding = self._make_holding()
                     self._renames.rename(at, name, holding.descriptor, str(holding.new_slot()))
                 else:
-                    self._announce("rmdir")
+                    failpoint("rmdir")
                     os.rmdir(name, dir_fd=at)
         except OSError as error:
             self._conflict_or_raise(path, error)
@@ -198,7 +195,7 @@ class TreeRollback:
         self._file_rollback.touch(path)
         try:
             with self._files.parent(path) as (at, name):
-                self._announce("mkdir")
+                failpoint("mkdir")
                 os.mkdir(name, 0o700, dir_fd=at)
             self._done.remade = True
         except OSError as error:
@@ -270,7 +267,7 @@ class TreeRollback:
                 holding = self._make_holding()
                 slot = holding.new_slot()
                 with self._files.parent(first) as (at, name):
-                    self._announce("link")
+                    failpoint("link")
                     os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
                 self._puts(path, slot)
 
@@ -331,7 +328,7 @@ class TreeRollback:
                 self._renames.exchange(at, name, holding.descriptor, str(slot))
                 raise OSError(errno.EEXIST, "was changed by somebody else", path)
         if item is not None and displaced is not None and displaced.st_ino not in self._held:
-            self._announce("unlink")
+            failpoint("unlink")
             os.unlink(str(slot), dir_fd=holding.descriptor)  # at once, for the room
 
     def _put_left_out(self) -> None:
@@ -386,7 +383,7 @@ class TreeRollback:
         """The place to which a file that the call has removed, and that is open, has come."""
         holding = self._make_holding()
         try:
-            slot = self._kept_open.brought_back(left, holding, self._announce)
+            slot = self._kept_open.brought_back(left, holding)
         except OSError as error:
             self._done.notes.append(f"{path} could not be copied back: {error.strerror}")
             return None
@@ -406,7 +403,7 @@ class TreeRollback:
 
     def _give_mode(self, path: str, left: Left) -> None:
         with self._files.parent(path) as (at, name):
-            self._announce("chmod")
+            failpoint("chmod")
             set_mode(at, name, stat.S_IMODE(left.mode))
 
     def _find_new_inodes(self) -> None:

@@ -6,11 +6,11 @@ import os
 import stat
 from contextlib import suppress
 
-from ringfence_sandbox.disk.kernel import Before
+from ringfence_sandbox.disk.kernel import failpoint
 from ringfence_sandbox.store.entries import Meta
 
 
-def apply_metadata(at: int, name: str, meta: Meta, before: Before) -> bool:
+def apply_metadata(at: int, name: str, meta: Meta) -> bool:
     """Give what is at a name in the directory `at` what is different in `meta`, and never what a link leads to. Whether
     the owner, too: where only root could, the bits that make a program another user's are left out."""
     descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
@@ -21,16 +21,16 @@ def apply_metadata(at: int, name: str, meta: Meta, before: Before) -> bool:
         target, where = (name, at) if link else (f"/proc/self/fd/{descriptor}", None)
         mode, owned = meta.mode, True
         if (here.st_uid, here.st_gid) != (meta.uid, meta.gid):
-            before("chown")
+            failpoint("chown")
             try:
                 os.chown(target, meta.uid, meta.gid, dir_fd=where, follow_symlinks=not link)
             except PermissionError:
                 mode, owned = mode & ~(stat.S_ISUID | stat.S_ISGID), False
         if not link and stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
-            before("chmod")
+            failpoint("chmod")
             os.chmod(target, mode)
         if here.st_mtime_ns != meta.mtime_ns:
-            before("utime")
+            failpoint("utime")
             with suppress(PermissionError):
                 os.utime(target, ns=(here.st_atime_ns, meta.mtime_ns), dir_fd=where, follow_symlinks=not link)
         return owned

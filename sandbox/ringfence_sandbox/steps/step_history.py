@@ -17,7 +17,7 @@ from ringfence.participants import Step
 from ringfence_sandbox.calls.history import ChangedFiles, History, Recorded, RolledBackCall, ScannedStates
 from ringfence_sandbox.disk.confined import Confined, Looks, is_reserved
 from ringfence_sandbox.disk.hidden_tree import HiddenTree
-from ringfence_sandbox.disk.kernel import Before, nothing_before
+from ringfence_sandbox.disk.kernel import failpoint
 from ringfence_sandbox.scan.scan import (
     Exclusion,
     Hides,
@@ -55,15 +55,12 @@ class _Prepared:
 class StepHistory(History):
     """The history of one workspace. The store is opened when it is first needed, which is after the lock is taken."""
 
-    def __init__(
-        self, files: Confined, folder: Path, *, limits: ScanLimits, power: bool, before: Before = nothing_before
-    ) -> None:
+    def __init__(self, files: Confined, folder: Path, *, limits: ScanLimits, power: bool) -> None:
         """``files`` is the root, whose descriptor `close` closes; ``folder`` is the workspace's store."""
         self._files = files
         self._folder = folder / FOLDER
         self.limits = limits
         self._power = power
-        self._before = before
         self._opened: Store | None = None
         self._closed = False
         self._prepared: _Prepared | None = None
@@ -132,7 +129,7 @@ class StepHistory(History):
                 steps.append(self.store.prepare(theirs, external, unknown=before))
         after = steps[-1] if steps else None
         if self._power:
-            self._before("fsync objects")
+            failpoint("fsync objects")
         prepared = self.store.prepare(ours, info, after=after, unknown=unknown, sync=self._power)
         if not prepared.changed:
             return Recorded()
@@ -170,7 +167,7 @@ class StepHistory(History):
 
     def rolling_back(self, changed: ChangedFiles, call: RolledBackCall) -> Sequence[str]:
         if self._power:
-            self._before("fsync aborted call")
+            failpoint("fsync aborted call")
         return keep_typed(self.store, self._files, changed, call, sync=self._power)
 
     def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:
