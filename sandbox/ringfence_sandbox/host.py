@@ -59,7 +59,6 @@ from ringfence_sandbox.disk.places import said_only_this_host
 from ringfence_sandbox.host_writes import HostWrites
 from ringfence_sandbox.opening import Opened
 from ringfence_sandbox.restore_writes import RestoreWrites
-from ringfence_sandbox.sharing import Share, opened_here, sharing
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -137,40 +136,12 @@ class HostFilesystem(Transactional):
             patience_seconds=patience_seconds,
             hide=hide,
         )
-        self._work_on(opened, Share(opened), limits, None)
+        self._work_on(opened, limits, None)
 
-    @classmethod
-    def shared(
-        cls,
-        root: str | os.PathLike[str],
-        *,
-        store: str | os.PathLike[str] | None = None,
-        limits: ScanLimits | None = None,
-        durability: Durability = "process",
-        only_this_host: bool = False,
-    ) -> HostFilesystem:
-        """The workspace at `root` that this process has open already, however it was opened, or one opened now.
-
-        All who share it are one participant of a call. Whoever closes it lets go of a share, and the last one closes
-        the workspace. (To open it again by its constructor is an error: that is for who means to have it alone.)
-
-        Raises:
-            ValueError: it is open with another store, or with less durability.
-        """
-        place = None if store is None else os.fspath(store)
-        with sharing():
-            opened = opened_here(os.fspath(root), store=place, power=durability == "power")
-            if opened is None:
-                return cls(root, store=place, limits=limits, durability=durability, only_this_host=only_this_host)
-            other = object.__new__(cls)
-            other._work_on(opened, Share(opened), limits, None)
-            return other
-
-    def _work_on(self, opened: Opened, share: Share, limits: ScanLimits | None, call: CallInfo | None) -> None:
+    def _work_on(self, opened: Opened, limits: ScanLimits | None, call: CallInfo | None) -> None:
         """Be a handle of an opened workspace, the one for a call if that is given."""
         self.limits = limits
         self._opened = opened
-        self._share = share
         self._call = call
         self.lock = opened.lock
         self._files: Confined = opened.files
@@ -197,19 +168,17 @@ class HostFilesystem(Transactional):
         self.close()
 
     def close(self) -> None:
-        """Roll back what is open, drop what snapshots held, and let go of the workspace. Once is enough.
-
-        Of a workspace that is shared only this share: it is closed by the last one."""
+        """Roll back what is open, drop what snapshots held, and let go of the workspace. Once is enough."""
         with self.lock.mutex:
-            self._share.close(self._opened.close)
+            self._opened.close()
 
     def when_closed(self, end: Callable[[], None]) -> None:
-        """Have something end when the workspace is closed, which may be later than this share of it."""
+        """Have something end when the workspace is closed."""
         self._opened.when_closed.append(end)
 
     def check_open(self) -> None:
         """Raises ValueError once it is closed, and in a process that was forked off: the workspace is the parent's."""
-        self._share.check_open()
+        self._opened.check_open()
 
     @property
     def root(self) -> str:
@@ -266,7 +235,7 @@ class HostFilesystem(Transactional):
 
     def for_call(self, call: CallInfo) -> Self:
         other = object.__new__(type(self))
-        other._work_on(self._opened, self._share, self.limits, call)
+        other._work_on(self._opened, self.limits, call)
         return other
 
     # -- looking
@@ -545,7 +514,7 @@ class HostFilesystem(Transactional):
     def _admit(self) -> None:
         if self.read_only:
             raise PermissionError(errno.EROFS, "the filesystem is read-only")
-        self._share.check_open()
+        self._opened.check_open()
         self.lock.check_access(self, self._current_call())
 
     def _check_change(self, normal: str, content: bytes = b"", *, follow: bool = True) -> None:
@@ -562,18 +531,18 @@ class HostFilesystem(Transactional):
         return current if own is None or (current is not None and current.within(own)) else own
 
     def _find(self, normal: str, *, follow: bool = True) -> Found:
-        self._share.check_open()
+        self._opened.check_open()
         return self._files.find(normal, follow=follow)
 
     def _existing(self, normal: str) -> Found:
-        self._share.check_open()
+        self._opened.check_open()
         found = self._files.existing(normal)
         if self._hidden is not None:
             self._hidden.check(normal, found)
         return found
 
     def _itself(self, normal: str) -> Found:
-        self._share.check_open()
+        self._opened.check_open()
         return self._files.itself(normal)
 
     def _file(self, normal: str) -> Found:
@@ -585,7 +554,7 @@ class HostFilesystem(Transactional):
     def _content(self, normal: str) -> tuple[str, bytes, os.stat_result]:
         if (kept := self._kept_output(normal)) is not None:
             return normal, *kept
-        self._share.check_open()
+        self._opened.check_open()
         if normal and not is_reserved(normal):
             try:
                 content, found = self._files.read_file(normal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Opened:
-    """One opened workspace, shared by all handles of it. A read-only one has neither lock nor journal."""
+    """One opened workspace, which all handles of it have in common. A read-only one has neither lock nor journal."""
 
     def __init__(
         self,
@@ -56,8 +57,6 @@ class Opened:
         self.store = ""
         """The real path of its store; of one that only looks, nothing."""
         self.lock = CallLock(f"the workspace {self.root}", patience_seconds=patience_seconds)
-        self.shares = 0
-        """How many have it open."""
         self.when_closed: list[Callable[[], None]] = []
         """What ends with it."""
         self._descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -90,6 +89,7 @@ class Opened:
         except BaseException:
             self._release()
             raise
+        _all_opened.add(self)
 
     def _open_to_change(self, store: str, only_this_host: bool) -> str:
         """Take the lock and recover what a killed opener left; where what conflicts keep from their paths goes."""
@@ -208,3 +208,14 @@ class Opened:
         os.close(self._descriptor)
         while self.when_closed:
             self.when_closed.pop()()
+
+
+_all_opened: weakref.WeakSet[Opened] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for opened in list(_all_opened):
+        opened.lock.free_mutex()
+
+
+os.register_at_fork(after_in_child=_after_fork)

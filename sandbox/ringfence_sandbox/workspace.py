@@ -223,7 +223,7 @@ class Workspace:
         if self._history is not None and os.getpid() == self._process:
             with self.filesystem.lock.mutex:
                 self._history.sealed()
-        self.filesystem.close()  # and the history with it, when nobody shares it any more
+        self.filesystem.close()  # and the history with it
         if self._history is None:
             self._store.close()
         self._closed = True
