@@ -246,7 +246,7 @@ def test_a_file_above_the_limit_is_not_lost_if_somebody_saves_in_its_place_while
             if counted[0] == point + 1 and not (case.root / "d/big").exists():
                 (case.root / "d/big").write_text("person")
 
-        with case.open(hook) as workspace, held_call(workspace.filesystem, opaque=True) as call:
+        with injected(hook), case.open() as workspace, held_call(workspace.filesystem, opaque=True) as call:
             subprocess.run(["sh", "-ec", "mv d/big moved; echo call > a.txt"], cwd=case.root, check=True)
             hook("moved")
             conflicts = call.rollback().conflicts
