@@ -8,10 +8,13 @@ import random
 import signal
 import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,14 +40,23 @@ pytestmark = [
 ]
 
 DRIVER = """
-import ray, sys
+import faulthandler, ray, signal, sys
 from ringfence_batch import Batch
 from ringfence_batch.ray import RayEngine
-batch = Batch.open(sys.argv[1], retries=50)
+faulthandler.register(signal.SIGUSR1)
+batch = Batch.open(sys.argv[1], retries=int(sys.argv[3]))
 engine = RayEngine(batch.ledger.out, address=sys.argv[2])
 with open(sys.argv[1] + "-node", "w") as file:
     file.write(ray.get_runtime_context().get_node_id())
-batch.run(engine=engine)
+last = ""
+def show(progress):
+    global last
+    numbers = f"{progress.ended} ended, {progress.retries} retries, {engine.slots} slots"
+    line = f"{numbers}, running: {' '.join(progress.running)} {progress.paused}"
+    if line != last:
+        last = line
+        print(line, file=sys.stderr, flush=True)
+batch.run(engine=engine, show=show)
 """
 
 OTHER = """
@@ -96,15 +108,64 @@ def containers(batch: Batch) -> list[str]:
     return [label for label in labels if str(scratch_place(batch)) in label]
 
 
-def begun(batch: Batch, cluster: RayCluster) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", DRIVER, batch.ledger.out, cluster.address])
+class Driver:
+    """A process that runs a batch on a cluster. It can be killed and replaced, and ends with the block."""
+
+    def __init__(self, batch: Batch, cluster: RayCluster, *, retries: int = 50) -> None:
+        self._batch, self._cluster = batch, cluster
+        self._words = [sys.executable, "-c", DRIVER, batch.ledger.out, cluster.address, str(retries)]
+        self.log = Path(f"{batch.ledger.out}-driver.log")
+        self._process = self._begun()
+
+    def _begun(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(self._words, stderr=log, start_new_session=True)
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def replace(self) -> None:
+        self.__exit__()
+        self._process = self._begun()
+
+    def wait_until(self, condition: Callable[[], object], seconds: float = 120) -> None:
+        """Wait, and say why nothing goes on where it does not."""
+        try:
+            wait_until(lambda: bool(condition()) or self._process.poll() not in (None, 0), seconds)
+            assert condition()
+        except AssertionError as error:
+            error.add_note(self._state())
+            raise
+
+    def wait(self) -> None:
+        self.wait_until(lambda: self._process.poll() == 0)
+
+    def _state(self) -> str:
+        """Describe the driver and the ledger."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1)  # the stacks of its threads go into its log
+            time.sleep(1)
+        lines = [f"the driver's exit code is {self._process.poll()}", *self.log.read_text().splitlines()[-100:]]
+        for task_id, result in self._batch.ledger.results():
+            if result is None:
+                attempts = (self._batch.ledger.directory(task_id) / "attempts").iterdir()
+                lines.append(f"{task_id}: attempts {[(path.name, os.listdir(path)) for path in attempts]}")
+        lines.append(f"workers {workers_of(self._batch.ledger.out)}, actors {self._cluster.actors()}")
+        if (workers := self._batch.ledger.out / "workers.log").exists():
+            lines += workers.read_text().splitlines()[-30:]
+        return "\n".join(lines)
 
 
 def test_a_pack_of_the_workspace_is_what_workers_copy(repo: Path, tmp_path: Path, cluster: RayCluster) -> None:
     gone = BatchTask("gone", str(tmp_path / "nowhere"), "Mend it.", "openai:m")
     batch = Batch([task(repo, "one"), task(repo, "two", kind="disk"), gone], out=tmp_path / "out")
-    with begun(batch, cluster) as driver:
-        assert driver.wait(120) == 0
+    with Driver(batch, cluster) as driver:
+        driver.wait()
     assert outcomes(batch) == {"one": "done", "two": "done", "gone": "task-failed"}
     (pack,) = (tmp_path / "out/sources").iterdir()
     unpack_source(pack, tmp_path / "again")
@@ -127,40 +188,60 @@ def attempts_of_the_ended(batch: Batch, seen: dict[str, int]) -> int:
 
 
 def test_kills_at_random_on_a_cluster_leave_one_result_a_task_and_nothing_else(
-    repo: Path, tmp_path: Path, cluster: RayCluster
+    repo: Path, tmp_path: Path, cluster: RayCluster, record_property: Callable[[str, object], None]
 ) -> None:
     chance, count = random.Random(SEED), amount(test=60, prove=1000)
     before = capture_tree(repo)
     kinds = ["podman" if PROVING and has_podman() else "memory", *["memory"] * 9]
-    tasks = [replace(sleepy(repo, f"task-{number}", 0.05), kind=kinds[number % 10]) for number in range(count)]
+    tasks = [
+        replace(sleepy(repo, f"task-{number}", 0.05 if PROVING else 0.5), kind=kinds[number % 10])
+        for number in range(count)
+    ]
     batch = Batch(tasks, out=tmp_path / "out")
-    seen = dict[str, int]()
+    seen, hit = dict[str, int](), Counter[str]()
     kills = ["node", "driver", "actor", "actor", "worker", "worker"] * amount(test=1, prove=8)
     chance.shuffle(kills)
-    with begun(batch, cluster) as first:
-        driver = first
-        for kind in kills:
-            so_far = attempts_of_the_ended(batch, seen)
-            wait_until(lambda: attempts_of_the_ended(batch, seen) >= so_far + count // (len(kills) + 2), 120)  # noqa: B023
+    with Driver(batch, cluster) as driver:
+        for number, kind in enumerate(kills, 1):
+            goal = number * count // (len(kills) + 2)  # not from here on: tasks end while a node is added, too
+            driver.wait_until(lambda: attempts_of_the_ended(batch, seen) >= goal)  # noqa: B023
+            if attempts_of_the_ended(batch, seen) == count:
+                break
+            hit[kind] += 1
             if kind == "driver":
-                driver.kill()
-                driver.wait()
-                driver = begun(batch, cluster)
+                driver.replace()
             elif kind == "node":
                 # A driver dies with its own node: that is another kind of kill.
                 own = Path(f"{batch.ledger.out}-node").read_text()
                 cluster.kill_node(chance.choice([node for node in cluster.nodes if node.node_id != own]))
                 cluster.nodes.append(cluster.add_node())
-            elif pids := workers_of(batch.ledger.out) if kind == "worker" else cluster.actors():
-                with suppress(ProcessLookupError):
-                    os.kill(chance.choice(pids), signal.SIGKILL)
-        assert driver.wait(120) == 0
+            else:
+                victims = partial(workers_of, batch.ledger.out) if kind == "worker" else cluster.actors
+                driver.wait_until(lambda: victims() or attempts_of_the_ended(batch, seen) == count)  # noqa: B023
+                try:
+                    os.kill(chance.choice(victims()), signal.SIGKILL)
+                except (IndexError, ProcessLookupError):  # it has just ended by itself
+                    hit[kind] -= 1
+        driver.wait()
+    record_property("kills", dict(hit))
     assert attempts_of_the_ended(batch, seen) == count
     assert set(outcomes(batch).values()) == {"done"}
     wait_until(lambda: not workers_of(batch.ledger.out))
     assert not scratch(batch)
     assert not containers(batch)
     assert capture_tree(repo) == before
+
+
+def test_actors_that_died_while_they_were_idle_are_given_no_task(
+    repo: Path, tmp_path: Path, cluster: RayCluster
+) -> None:
+    batch = Batch([sleepy(repo, "slow", 3)], out=tmp_path / "out")
+    with Driver(batch, cluster, retries=1) as driver:
+        driver.wait_until(lambda: "4 slots, running: slow" in driver.log.read_text())
+        for pid in cluster.actors():
+            os.kill(pid, signal.SIGKILL)
+        driver.wait()
+    assert outcomes(batch) == {"slow": "done"}
 
 
 def test_the_command_line_ends_a_batch_on_a_cluster_at_sigterm(repo: Path, tmp_path: Path, cluster: RayCluster) -> None:

@@ -56,7 +56,7 @@ class RayEngine:
         self._wanted = slots
         self._counted_at = -RECOUNT_SECONDS
         self._new: dict[Any, Any] = {}
-        """Actors by the reference to their first word. Ray may not have found a place for them yet."""
+        """Actors by the reference to their answer. Ray may not have found a place for them yet."""
         self._free: list[Any] = []
         self._busy: dict[Any, tuple[str, Any]] = {}
         """The id of a task and its actor by the reference to the end of the attempt."""
@@ -116,13 +116,16 @@ class RayEngine:
             self._counted_at = now
             wanted = self._wanted or int(ray.cluster_resources().get(self._unit, 0))
             for _ in range(wanted - len(self._new) - len(self._free) - len(self._busy)):
-                actor = self._actor.remote(str(self._out))
-                self._new[actor.refusal.remote(self._nonce.name)] = actor
+                self._ask(self._actor.remote(str(self._out)))
+
+    def _ask(self, actor: Any) -> None:
+        """Give an actor no task before it has answered."""
+        self._new[actor.refusal.remote(self._nonce.name)] = actor
 
     def _welcome(self, reference: Any) -> None:
         actor = self._new.pop(reference)
         try:
-            refusal = ray.get(reference)
+            refusal = ray.get(reference, timeout=PATIENCE_SECONDS)
         except RayActorError as error:
             if not error.actor_init_failed:
                 return  # its node has died before it was there
@@ -134,8 +137,10 @@ class RayEngine:
     def _ended(self, reference: Any) -> AttemptEnded:
         task_id, actor = self._busy.pop(reference)
         try:
-            ended: AttemptEnded = ray.get(reference)
+            ended: AttemptEnded = ray.get(reference, timeout=PATIENCE_SECONDS)
         except RayActorError as error:
+            while self._free:  # those of its node have died, too, and would use up the retries of a task
+                self._ask(self._free.pop())
             cause = "its node died" if error.preempted else "its worker, or its node, died"
             return AttemptEnded(task_id, "infra-failed", cause, is_lost=True)
         except RayError as error:  # its node has no room for a process, or for its log
@@ -198,7 +203,7 @@ class _Slot:
                 f"the node {host} cannot have workers: {cause}; put OUT on a filesystem that all nodes share, "
                 f"or give the resource {RESOURCE!r} to those nodes only that have it"
             )
-        self._engine = LocalEngine(self._out, 1)
+        self._engine = self._engine or LocalEngine(self._out, 1)
         return ""
 
     def run(self, request: Request) -> AttemptEnded:
