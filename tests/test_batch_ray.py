@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import signal
@@ -188,7 +189,7 @@ def attempts_of_the_ended(batch: Batch, seen: dict[str, int]) -> int:
 
 
 def test_kills_at_random_on_a_cluster_leave_one_result_a_task_and_nothing_else(
-    repo: Path, tmp_path: Path, cluster: RayCluster, record_property: Callable[[str, object], None]
+    repo: Path, tmp_path: Path, cluster: RayCluster
 ) -> None:
     chance, count = random.Random(SEED), amount(test=60, prove=1000)
     before = capture_tree(repo)
@@ -223,7 +224,7 @@ def test_kills_at_random_on_a_cluster_leave_one_result_a_task_and_nothing_else(
                 except (IndexError, ProcessLookupError):  # it has just ended by itself
                     hit[kind] -= 1
         driver.wait()
-    record_property("kills", dict(hit))
+    logging.getLogger(__name__).info("kills: %s", dict(hit))
     assert attempts_of_the_ended(batch, seen) == count
     assert set(outcomes(batch).values()) == {"done"}
     wait_until(lambda: not workers_of(batch.ledger.out))
