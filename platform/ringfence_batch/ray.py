@@ -23,7 +23,7 @@ from ringfence_batch.worker import PATIENCE_SECONDS
 
 try:
     import ray as _ray
-    from ray.exceptions import RayActorError, RayError
+    from ray.exceptions import GetTimeoutError, RayActorError, RayError
 except ImportError as error:
     raise ModuleNotFoundError(missing("ray", "ray"), name="ray") from error
 
@@ -126,6 +126,8 @@ class RayEngine:
         actor = self._new.pop(reference)
         try:
             refusal = ray.get(reference, timeout=PATIENCE_SECONDS)
+        except GetTimeoutError:
+            return  # its node has died with the answer
         except RayActorError as error:
             if not error.actor_init_failed:
                 return  # its node has died before it was there
