@@ -90,28 +90,6 @@ def test_beside_another_limit_on_deletions_a_file_that_the_run_made_does_not_cou
     assert len(policies_of(tree, ["deletions:2", "deletions:1", "deletions:1"])) == 1
 
 
-@pytest.mark.parametrize("workspace", ["memory", "disk"])
-def test_of_a_directory_that_was_moved_it_is_said_where_its_policies_and_its_history_are(
-    tree: Path, workspace: str
-) -> None:
-    place = Path(ringfence("policies", "file", tree).stdout.strip())
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text("[policies]\ndeletions = 0\n")
-    assert "To take them along" not in run(tree, workspace=workspace)[2]
-    moved = tree.rename(tree.with_name("moved tree"))
-    for _ in range(2):
-        _, _, errors = run(moved, "--policy", "deletions:0", workspace=workspace)
-        assert f"{moved} was {tree} before: its history, and the policies in its owner's file" in errors
-    subprocess.run(["sh", "-c", errors.partition("To take them along: ")[2].splitlines()[0]], check=True)
-    code, record, errors = run(moved, workspace=workspace)
-    assert (code, record["tool_calls"]["denied"] > 0) == (0, True)
-    assert "To take them along" not in errors, errors
-    if workspace == "disk":
-        steps = json.loads(ringfence("log", moved, "--json").stdout)["log"]
-        assert steps[-1]["kind"] == "baseline"
-        assert {step["tool"] for step in steps} >= {"write_file"}
-
-
 def test_a_file_that_is_named_says_all_that_there_is_to_say(tree: Path, tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text(

@@ -24,7 +24,7 @@ from ringfence_cli.options import AS_JSON, THIS_DIRECTORY, WITH_IGNORED, Command
 from ringfence_cli.outputs import ErrorStream, OutputFile, open_output, put, put_diff, recording
 from ringfence_cli.signals import Signals
 from ringfence_cli.task_log import forget_tasks, recorded_runs, recorded_tasks
-from ringfence_sandbox import StateDirectoryError, Workspace, describe_moved_root
+from ringfence_sandbox import StateDirectoryError, Workspace, describe_replaced_root
 from ringfence_tools.printable import (
     how_to_look,
     ignored_line,
@@ -375,8 +375,8 @@ def opened(directory: Path, invocation: Invocation, *, changes: bool, dry_run: b
         RingfenceError, OSError: it cannot be opened, or what the block does fails.
     """
     errors = ErrorStream()
-    if (moved := describe_moved_root(directory)) is not None:
-        errors.say(f"ringfence: {moved}")
+    if (replaced := describe_replaced_root(directory)) is not None:
+        errors.say(f"ringfence: {replaced}")
     before: str | None = None
     try:
         with invocation.signals.let_through():

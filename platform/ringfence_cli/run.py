@@ -46,7 +46,7 @@ from ringfence_cli.signals import Signals
 from ringfence_cli.task_log import record_task
 from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.workspace import in_memory, on_disk, recovered_before_copy, start_container
-from ringfence_sandbox import describe_moved_root
+from ringfence_sandbox import describe_replaced_root
 from ringfence_tools.agent_run import (
     AgentTask,
     RunOutcome,
@@ -201,8 +201,8 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
     limits = options.limits(is_resumed=is_resumed)
     adapter = model_of(options.model, stack)
     is_copy = limits.place.workspace == "memory"
-    if (moved_root := describe_moved_root(directory, copied=is_copy)) is not None:
-        errors.say(f"ringfence: {printable(moved_root)}")
+    if (replaced := describe_replaced_root(directory, copied=is_copy)) is not None:
+        errors.say(f"ringfence: {printable(replaced)}")
     policies = policies_of(directory, limits.policies)
     if is_copy:
         for line in recovered_before_copy(directory, quiet=options.quiet):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ringfence_sandbox.doctor import Finding, examine_sandbox
     from ringfence_sandbox.history_stores import HistoryStore, forget_store, stores
     from ringfence_sandbox.host import HostFilesystem
-    from ringfence_sandbox.moved_roots import describe_moved_root, record_root
     from ringfence_sandbox.podman import CommandResult, PodmanSandbox
     from ringfence_sandbox.project.project_image import build_project_image, describe_stale_image
     from ringfence_sandbox.revisions import checkout_revision
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.store.exports import Export
     from ringfence_sandbox.store.finding_steps import StepName
     from ringfence_sandbox.store.shown_history import LogEntry
+    from ringfence_sandbox.store_roots import describe_replaced_root, record_root
     from ringfence_sandbox.workspace import Reversal, Workspace
 
 __all__ = [
@@ -62,7 +62,7 @@ __all__ = [
     "build_images",
     "build_project_image",
     "checkout_revision",
-    "describe_moved_root",
+    "describe_replaced_root",
     "describe_stale_image",
     "examine_sandbox",
     "forget_store",
@@ -103,13 +103,13 @@ _MODULES = {
     "build_images": "ringfence_sandbox.container.images",
     "checkout_revision": "ringfence_sandbox.revisions",
     "build_project_image": "ringfence_sandbox.project.project_image",
-    "describe_moved_root": "ringfence_sandbox.moved_roots",
+    "describe_replaced_root": "ringfence_sandbox.store_roots",
     "describe_stale_image": "ringfence_sandbox.project.project_image",
     "examine_sandbox": "ringfence_sandbox.doctor",
     "forget_store": "ringfence_sandbox.history_stores",
     "is_output": "ringfence_sandbox.disk.outputs",
     "is_reserved": "ringfence_sandbox.disk.confined",
-    "record_root": "ringfence_sandbox.moved_roots",
+    "record_root": "ringfence_sandbox.store_roots",
     "store_directory": "ringfence_sandbox.disk.places",
     "stores": "ringfence_sandbox.history_stores",
     "unfinished_calls": "ringfence_sandbox.calls.half_done",

@@ -16,9 +16,9 @@ from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence_sandbox.calls.half_done import unfinished_call
 from ringfence_sandbox.disk.locking import describe_holder
 from ringfence_sandbox.disk.places import state_directory, store_of
-from ringfence_sandbox.moved_roots import drop_link, is_gone, recorded_path, replaced
 from ringfence_sandbox.steps.step_history import FOLDER
 from ringfence_sandbox.store.store import Store
+from ringfence_sandbox.store_roots import recorded_path, replaced
 
 _ONLY_COPIES = ("kept", "outputs")
 """The folders of a store with files that exist nowhere else: what conflicts and full outputs left."""
@@ -71,7 +71,6 @@ def forget_store(store: HistoryStore, *, keep: Collection[str] = ()) -> None:
         (store.path / "journal").unlink(missing_ok=True)
         with suppress(FileNotFoundError):
             os.replace(store.path / FOLDER, store.path / f"{FOLDER}.forgotten")
-        drop_link(store.path)
         for entry in list(os.scandir(store.path)):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
@@ -137,8 +136,9 @@ def _described(path: Path) -> HistoryStore:
                 found = os.lstat(os.path.join(directory, name))
                 size, used = size + found.st_blocks * 512, max(used, found.st_mtime)
     root = recorded_path(path)
+    is_gone = bool(root) and not os.path.isdir(root)
     is_replaced = replaced(root, os.fspath(path))
-    return HistoryStore(path, root, is_gone(path), is_replaced, size, datetime.fromtimestamp(used, UTC))
+    return HistoryStore(path, root, is_gone, is_replaced, size, datetime.fromtimestamp(used, UTC))
 
 
 def _has_entries(directory: Path) -> bool:

@@ -25,7 +25,6 @@ from ringfence_sandbox.disk.kernel import abilities
 from ringfence_sandbox.disk.places import made_outside, store_of
 from ringfence_sandbox.history_stores import forget_temporary_stores, mark_temporary_store
 from ringfence_sandbox.host import Durability, HostFilesystem
-from ringfence_sandbox.moved_roots import replaced
 from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, told_nothing
 from ringfence_sandbox.steps.history_plan import DROPPED, HOLDS_MORE, HistoryPlan, Planner
 from ringfence_sandbox.steps.ignored_files import IgnoredInHistory, Repository, file_at
@@ -39,6 +38,7 @@ from ringfence_sandbox.store.named_steps import NamedStep, NamedSteps
 from ringfence_sandbox.store.shown_history import LogEntry, ShownStep, changes_between, log_entry, shown_step
 from ringfence_sandbox.store.store import Store, telling_of_damage
 from ringfence_sandbox.store.store_format import check_format
+from ringfence_sandbox.store_roots import replaced
 from ringfence_sandbox.tree_writer import TreeWriter
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.command import ServeOptions
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace, preview_workspace
 from ringfence_cli.workspace import recovered_before_copy
-from ringfence_sandbox import StateDirectoryError, describe_moved_root
+from ringfence_sandbox import StateDirectoryError, describe_replaced_root
 from ringfence_tools.agent_run import MakeSection
 from ringfence_tools.own_code import sections_of
 from ringfence_tools.printable import why
@@ -113,8 +113,8 @@ class LazyWorkspace:
     def _open(self, cancellation: Cancellation, stack: ExitStack) -> ServedWorkspace:
         options, say = self._options, self._errors.say
         copied = options.place.workspace == "memory"
-        if (moved := describe_moved_root(options.directory, copied=copied)) is not None:
-            say(f"ringfence: {moved}")
+        if (replaced := describe_replaced_root(options.directory, copied=copied)) is not None:
+            say(f"ringfence: {replaced}")
         for line in recovered_before_copy(options.directory) if copied else ():
             say(line)
         policies, sections = policies_of(options.directory, options.policies), self._sections()

@@ -1,0 +1,102 @@
+"""Stores go by the real path of their workspace. A note in each says which directory that was, so that another one in
+its place is told from it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from ringfence_sandbox.disk.kernel import birth_ns
+from ringfence_sandbox.disk.places import store_of
+from ringfence_sandbox.disk.state_files import replacing
+
+_NAME = "root"
+
+
+@dataclass(frozen=True, slots=True)
+class _Root:
+    """A directory: its path when it was noted, its inode, and when that was made, in nanoseconds."""
+
+    path: str
+    inode: int
+    born_ns: int
+
+
+def replaced(root: str, store: str) -> bool:
+    """Whether another directory has come in the place of the one that a store says it is of."""
+    now, noted = _look(root), _read(Path(store))
+    return now is not None and noted is not None and noted.path == now.path and noted != now
+
+
+def record_root(root: str | os.PathLike[str], store: str | None = None, *, opened: bool = False) -> None:
+    """Record in a store, if it exists, which directory it belongs to. Never fails.
+
+    ``store`` is the default one of the root if it is left out. An existing record is replaced only by who has
+    ``opened`` the workspace, because the history has to record the replacement first.
+    """
+    root = os.path.realpath(root)
+    store = store or store_of(root)
+    now, noted = _look(root), _read(Path(store))
+    if now is None or now == noted or (noted is not None and noted.path == now.path and not opened):
+        return
+    with suppress(OSError), replacing(Path(store, _NAME)) as file:
+        file.write(json.dumps(astuple(now)).encode())
+
+
+def recorded_path(store: Path) -> str:
+    """Return the path of the directory that a store is of. Empty if the store does not say it."""
+    noted = _read(store)
+    return noted.path if noted is not None else ""
+
+
+def describe_replaced_root(root: str | os.PathLike[str], *, copied: bool = False) -> str | None:
+    """Describe to a person that a directory came in the place of another one; None if it did not.
+
+    Its history and policies are then those of another directory. A root that is only ``copied`` has no use for the
+    history.
+    """
+    root = os.fspath(root)
+    real = os.path.realpath(root)
+    store = store_of(real)
+    if not replaced(real, store):
+        return None
+    if copied:
+        file = f"`ringfence policies file {shlex.quote(root)}`"
+        return f"{root} is another directory than the one that was here before: policies in {file} hold for it, too"
+    return (
+        f"{root} is another directory than the one that its history began with, in the same place: what differs is "
+        "taken in as somebody else's, and a restore to a step before brings back the files of the other one; "
+        f"to begin anew, without that history and its owner's policies: {_aside(store)}"
+    )
+
+
+def _aside(store: str) -> str:
+    """The command that moves a store to where nobody looks for one, and nothing is yet."""
+    places = itertools.chain([f"{store}.before"], (f"{store}.before{number}" for number in itertools.count(2)))
+    return f"mv {shlex.quote(store)} {shlex.quote(next(place for place in places if not os.path.lexists(place)))}"
+
+
+def _look(path: str) -> _Root | None:
+    """None where there is no directory, or nobody knows when it was made: an inode alone may be another's by now."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        born = birth_ns(descriptor)
+        return None if born is None else _Root(path, os.fstat(descriptor).st_ino, born)
+    finally:
+        os.close(descriptor)
+
+
+def _read(store: Path) -> _Root | None:
+    try:
+        path, inode, born_ns = json.loads((store / _NAME).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return _Root(str(path), inode, born_ns)
