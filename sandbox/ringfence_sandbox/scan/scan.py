@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from ringfence_sandbox.disk.kernel import filesystem_type, mounts_below
+from ringfence_sandbox.disk.kernel import mounts_below
 from ringfence_sandbox.scan.stat_cache import (
     FINE_TICK_NS,
-    Listing,
     Stamp,
     StatCache,
     attributes_of,
@@ -32,18 +31,6 @@ from ringfence_sandbox.store.history_states import States
 MAX_DEPTH = 256
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SPARSE_BYTES = 1 << 20
-_KEEP_TIMES = {
-    0xEF53,  # ext2, ext3, ext4
-    0x01021994,  # tmpfs
-    0x2FC12FC1,  # zfs
-    0x58465342,  # xfs
-    0x794C7630,  # overlayfs
-    0x9123683E,  # btrfs
-    0xCA451A4E,  # bcachefs
-    0xF2F52010,  # f2fs
-}
-"""Filesystems that are known to give a directory another ctime whenever a name in it comes or goes. Others, as many
-that are reached over a network or served by a program, may not: there every directory is listed, and none settled."""
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about the file."""
 
@@ -225,9 +212,7 @@ class Scanner:
         self._mounted = {os.path.relpath(path, place) for path in mounts_below(place)}
         self._found = ScanResult()
         self._holes = 0
-        self._keeps_times = filesystem_type(root) in _KEEP_TIMES
         self._device = os.fstat(root).st_dev
-        self._listings: dict[str, Listing] = {}
         self._links: list[tuple[str, Entry | None, Entry]] = []
 
     def scan(self) -> ScanResult:
@@ -245,7 +230,6 @@ class Scanner:
             self._folder(descriptor, "", _Before(self._states, self._commit), 0)
         finally:
             os.close(descriptor)
-        self._cache.listings = self._listings
         self._drop_renumbered_links()
         if not self._found.changes:
             self._cache.commit = self._commit
@@ -255,13 +239,7 @@ class Scanner:
         self._progress(self._found.files)
         status = os.fstat(descriptor)
         stamp = stamp_of(status)
-        settled, listing = True, self._cache.listings.get(path)
-        if listing is None or listing[0] != stamp:
-            settled = self._keeps_times and is_settled(status, self._clock)
-            listing = stamp, *_listed(descriptor)
-        if settled:
-            self._listings[path] = listing
-        _, folders, others = listing
+        folders, others = _listed(descriptor)
         if depth == 0:
             folders = [name for name in folders if not self._hidden(name)]
             others = [name for name in others if not self._hidden(name)]
@@ -301,12 +279,12 @@ class Scanner:
         for name, now in concealed:
             self._exclude(prefix + name, "hidden", before.file(name), stamp_of(now))
         gone = [name for name, now in to_read if not self._file(descriptor, prefix, fresh, name, now, before)]
-        # Where the directory has the stamp it had, no name has come or gone. (Its size is left out of it.)
         if known.get("") != stamp:
-            there = (fresh.keys() | {name for name, _ in (*to_read, *concealed)}).difference(gone)
             self._cache.note(path, attributes_of(descriptor))
-            self._directory(path, status, before.get(), there, set(folders))
-        if settled:
+        # Not every filesystem gives a directory another stamp when a name in it comes or goes.
+        there = (fresh.keys() | {name for name, _ in (*to_read, *concealed)}).difference(gone)
+        self._directory(path, status, before.get(), there, set(folders))
+        if is_settled(status, self._clock):
             fresh[""] = stamp
         for name in folders:
             self._below(descriptor, name, prefix + name, before, depth)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -34,8 +34,6 @@ _STAMP_FORMAT = "QqqQ"
 _STAMP = struct.Struct("<" + _STAMP_FORMAT)
 _FOLDER = struct.Struct("<II")
 _SIZE = struct.Struct("<I")
-Listing: TypeAlias = tuple[Stamp, Sequence[str], Sequence[str]]
-"""The names of directories, and all others, that a directory had while its stamp was this."""
 _OF_THE_SYSTEM = frozenset({"security.selinux", "system.nfs4_acl"})
 """Extended attributes that everything may have, of which a new file gets its own."""
 
@@ -82,8 +80,7 @@ def attributes_from_json(value: object) -> dict[str, Attributes]:
 @dataclass(slots=True)
 class StatCache:
     """Stamps by directory and name ("" is the directory itself); ``commit`` is the step whose state they stand for.
-    ``attributes`` has those of all that have any and a stamp, by path. ``listings``, by directory and not saved, are
-    of no step: they hold for as long as a directory has the stamp.
+    ``attributes`` has those of all that have any and a stamp, by path.
 
     Whoever publishes a step moves it on: `forget` (or `set`) every path of the step, then set ``commit``.
     """
@@ -91,7 +88,6 @@ class StatCache:
     commit: str | None = None
     folders: dict[str, dict[str, Stamp]] = field(default_factory=dict[str, dict[str, Stamp]])
     attributes: dict[str, Attributes] = field(default_factory=dict[str, Attributes])
-    listings: dict[str, Listing] = field(default_factory=dict[str, Listing])
 
     def note(self, path: str, attributes: Attributes) -> None:
         """Remember the extended attributes of what was looked at."""
