@@ -162,6 +162,6 @@ def _locked(store: HistoryStore) -> Generator[None]:
         try:
             fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            busy = describe_holder(holder.fileno(), os.fspath(store.path))
+            busy = describe_holder(os.fspath(store.path))
             raise WorkspaceLockedError(store.root or str(store.path), busy) from None
         yield

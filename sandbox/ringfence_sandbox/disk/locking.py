@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence.filesystem.paths import escape_path
-from ringfence_sandbox.disk.call_process import start_ticks
 from ringfence_sandbox.disk.forks import FORKS
 from ringfence_sandbox.disk.state_files import not_written
 
@@ -126,7 +125,7 @@ class RootLock:
                     raise
             else:
                 return
-        raise WorkspaceLockedError(path, describe_holder(descriptor, store))
+        raise WorkspaceLockedError(path, describe_holder(store))
 
     def close(self) -> None:
         with FORKS:
@@ -154,31 +153,22 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def describe_holder(descriptor: int, store: str | None) -> str:
-    """Who holds a lock, in words, as far as it can be known."""
-    pid = _pid_in_kernel(descriptor)
+def describe_holder(store: str | None) -> str:
+    """Who holds a lock, in words, by what the holder wrote into its store."""
     if store is not None:
         with suppress(OSError, ValueError, KeyError, TypeError), open(os.path.join(store, "holder")) as file:
-            said = json.load(file)
-            if pid is None or said["pid"] == pid:
-                return f"process {said['pid']}{_program(pid)} on {said['host']} since {said['since']}"
-    if pid is None:
-        return "another process"
-    return f"process {pid}{_program(pid)} on {socket.gethostname()}{_since(pid)}"
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                said = json.load(file)
+            else:  # nobody has the store, so its file is of one who has ended, and the root is open with another store
+                return "another process"
+            program = _program(said["pid"]) if said["host"] == socket.gethostname() else ""
+            return f"process {said['pid']}{program} on {said['host']} since {said['since']}"
+    return "another process"
 
 
-def _pid_in_kernel(descriptor: int) -> int | None:
-    found = os.fstat(descriptor)
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    with suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
-        for line in locks:
-            words = line.split()
-            if len(words) > 5 and words[1] == "FLOCK" and words[5] == device:
-                return int(words[4])
-    return None
-
-
-def _program(pid: int | None) -> str:
+def _program(pid: int) -> str:
     """What a process of this host runs: the command of ringfence, or else the name of its program."""
     with suppress(OSError), open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
         names = [os.path.basename(word) for word in file.read().split("\0")]
@@ -186,17 +176,4 @@ def _program(pid: int | None) -> str:
             if name in ("ringfence", "ringfence_cli"):
                 return f" (`ringfence {escape_path(command)}`)"
         return f" ({escape_path(names[0])})"
-    return ""
-
-
-def _since(pid: int) -> str:
-    """When a process started, from the kernel's own books."""
-    ticks = start_ticks(pid)
-    if ticks is None:
-        return ""
-    with suppress(OSError, ValueError, IndexError):
-        with open("/proc/uptime", encoding="ascii") as file:
-            up = float(file.read().split()[0])
-        started = time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
-        return f" since {datetime.fromtimestamp(started, UTC).isoformat(timespec='seconds')}"
     return ""
