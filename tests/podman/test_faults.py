@@ -20,7 +20,7 @@ from ringfence_sandbox import CallProcess, PodmanSandbox, SandboxLimits, Sandbox
 from ringfence_sandbox.container.container import WORKSPACE_LABEL, remove_orphans
 from ringfence_sandbox.container.images import built, recipe
 from ringfence_sandbox.container.podman_connection import Connection, OwnService, answers, connect
-from ringfence_sandbox.disk.owners import OWNER_LABEL, own_label
+from ringfence_sandbox.disk.call_process import OWNER_LABEL, own_label
 
 MakeSandbox = Callable[..., PodmanSandbox]
 

@@ -15,7 +15,7 @@ from mounts import mounted
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError
 from ringfence_sandbox.container.owner_mount import exchanged
 from ringfence_sandbox.container.users import FIRST_ID, MOUNTS
-from ringfence_sandbox.disk.owners import own_label
+from ringfence_sandbox.disk.call_process import own_label
 
 MakeSandbox = Callable[..., PodmanSandbox]
 

@@ -36,10 +36,9 @@ from ringfence_sandbox.container.isolation import (
 )
 from ringfence_sandbox.container.podman_connection import UNREADABLE, Connection
 from ringfence_sandbox.container.users import handed_over
-from ringfence_sandbox.disk.call_process import CallProcess
+from ringfence_sandbox.disk.call_process import OWNER_LABEL, CallProcess, is_orphan, own_label
 from ringfence_sandbox.disk.hidden_tree import Inode
 from ringfence_sandbox.disk.kernel import mounts_below
-from ringfence_sandbox.disk.owners import OWNER_LABEL, is_orphan, own_label
 from ringfence_sandbox.disk.places import podman_directory
 from ringfence_sandbox.disk.state_files import write_once
 

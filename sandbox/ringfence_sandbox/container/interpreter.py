@@ -13,7 +13,7 @@ from typing import Any
 
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, SOURCES, recipe
 from ringfence_sandbox.container.podman_connection import Connection
-from ringfence_sandbox.disk.owners import OWNER_LABEL, own_label
+from ringfence_sandbox.disk.call_process import OWNER_LABEL, own_label
 from ringfence_sandbox.disk.places import podman_directory
 
 _OPTIONS = ("-I", "-S", "-B")

@@ -15,8 +15,8 @@ import subprocess
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 
+from ringfence_sandbox.disk.call_process import is_orphan, own_label
 from ringfence_sandbox.disk.kernel import libc, raised
-from ringfence_sandbox.disk.owners import is_orphan, own_label
 
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same on every architecture
 _CLONE = 1

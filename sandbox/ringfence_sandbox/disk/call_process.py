@@ -1,4 +1,5 @@
-"""Processes that go on changing files after the process that started them was killed, until they are ended."""
+"""Processes known again over reboots and reused numbers: those of a call, which may outlive who started them, and the
+owners of containers and mounts."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from ringfence_sandbox.disk.kernel import boot_id
 from ringfence_sandbox.disk.records import Json
 
 PATIENCE_SECONDS = 10.0
+OWNER_LABEL = "io.ringfence.owner"
+"""Of a container: whose it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +93,27 @@ def start_ticks(pid: int) -> int | None:
         return None if words[0] in ("Z", "X") else int(words[19])
     except (OSError, IndexError, ValueError):
         return None
+
+
+def written(owner: CallProcess) -> str:
+    """As it stands in labels and names."""
+    return f"{owner.pid}-{owner.start_ticks}-{owner.boot_id}"
+
+
+def own_label() -> str:
+    return written(CallProcess.running(os.getpid(), "the owner"))
+
+
+def owner_of(label: str) -> CallProcess | None:
+    """Whom a label names; None for what is none."""
+    pid, _, rest = label.partition("-")
+    ticks, _, boot = rest.partition("-")
+    return (
+        CallProcess("the owner", int(pid), int(ticks), boot) if pid.isdecimal() and ticks.isdecimal() and boot else None
+    )
+
+
+def is_orphan(label: str) -> bool:
+    """Whether its owner has ended. What names no owner belongs to somebody else."""
+    owner = owner_of(label)
+    return owner is not None and not owner.lives
