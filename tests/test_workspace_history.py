@@ -373,4 +373,4 @@ def test_an_undo_does_not_read_every_file_of_a_tree_that_is_linked_to_a_cache(tm
             costs.append(count_calls(lambda workspace=workspace: workspace.undo(1)))
         assert (root / "0/0").read_text() == (root / "1/other name").read_text() == "0\n"
         assert (root / "0/0").stat().st_ino == (root / "1/other name").stat().st_ino
-    assert costs[1] - costs[0] < 10 * 1000
+    assert costs[1] - costs[0] < 20 * 1000  # two scans, which stat each file
