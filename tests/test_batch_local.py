@@ -12,6 +12,7 @@ import tarfile
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,19 @@ def test_a_second_driver_is_refused(repo: Path, tmp_path: Path) -> None:
         Batch.open(tmp_path / "out").run(jobs=1)
     thread.join()
     assert outcomes(batch) == {"slow": "done"}
+
+
+def test_a_damaged_archive_is_a_failed_task_and_a_file_url_is_a_copy_of_links(repo: Path, tmp_path: Path) -> None:
+    (tmp_path / "half.tgz").write_bytes(b"\x1f\x8b\x08\x00\x00")
+    (tmp_path / "half.zip").write_bytes(b"PK\x05\x06")
+    (tmp_path / "outside").write_text("outside\n")
+    (repo / "out").symlink_to(tmp_path / "outside")
+    link = {"name": "read_file", "arguments": {"file_path": "out"}}
+    tasks = [
+        *(replace(task(repo, f"half{end}"), workspace=str(tmp_path / f"half{end}")) for end in (".tgz", ".zip")),
+        replace(task(repo, "url", {"tool_calls": [link]}, {"text": "Done."}), workspace=repo.as_uri()),
+    ]
+    batch = Batch(tasks, out=tmp_path / "results")
+    batch.run(jobs=1)
+    assert outcomes(batch) == {"half.tgz": "task-failed", "half.zip": "task-failed", "url": "done"}
+    assert "outside\\n" not in (batch.ledger.directory("url") / "attempts/1/receipts.jsonl").read_text()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ringfence_batch.task import BatchTask, TaskFileError, read_tasks
+from ringfence_batch import BatchTask, TaskFileError, check_tasks, read_tasks
 
 TASK = {"id": "a", "workspace": "repo", "task": "Mend it.", "model": "script:model.jsonl"}
 
@@ -92,3 +92,25 @@ def test_the_hash_tells_tasks_apart() -> None:
     task = BatchTask("a", "/repo", "Mend it.", "openai:m")
     assert task.hash == BatchTask("a", "/repo", "Mend it.", "openai:m").hash
     assert task.hash != BatchTask("a", "/repo", "Mend that.", "openai:m").hash
+
+
+def test_what_a_task_names_and_is_not_there_is_told_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("NO_SECRET", raising=False)
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "model.jsonl").write_text('{"text": "Done."}\n')
+    good = TASK | {"workspace": str(tmp_path / "repo"), "model": f"script:{tmp_path / 'model.jsonl'}"}
+    wrong: list[dict[str, Any]] = [
+        {"workspace": "nowhere"},
+        {"model": "opnai:gpt"},
+        {"model": "openai:gpt"},
+        {"policies": ["nonsense"]},
+        {"sections": [f"{tmp_path}/own.py:tools"]},
+        {"kind": "podman", "secrets": ["NO_SECRET"]},
+    ]
+    records = [good, *(good | {"id": f"wrong-{number}"} | more for number, more in enumerate(wrong))]
+    with pytest.raises(TaskFileError) as raised:
+        check_tasks(read_tasks(write_lines(tmp_path / "t.jsonl", *records)))
+    assert [problem.partition(":")[0] for problem in raised.value.problems] == [f"wrong-{n}" for n in range(len(wrong))]

@@ -91,11 +91,12 @@ def test_wrong_tasks_are_all_named_and_nothing_is_begun(place: Place) -> None:
 
 
 def test_a_batch_with_a_failed_task_exits_with_1_and_says_why(place: Place) -> None:
-    place.write(place.task("wrong", workspace="nowhere"), place.task("used-up", limits={"turns": 1}))
+    (place.directory / "wrong.zip").write_text("no archive")
+    place.write(place.task("wrong", workspace="wrong.zip"), place.task("used-up", limits={"turns": 1}))
     done = place.run()
     assert done.returncode == 1
     assert "2  task-failed" in done.stderr
-    assert "nowhere cannot be copied" in done.stderr
+    assert "wrong.zip cannot be copied" in done.stderr
 
 
 def test_a_directory_that_is_no_batch_or_one_of_other_tasks_is_refused(place: Place) -> None:
@@ -157,7 +158,8 @@ def test_a_batch_that_is_told_to_end_exits_with_130_and_goes_on_where_it_was(pla
 
 
 def test_a_terminal_shows_how_far_a_batch_is_until_ctrl_c(place: Place) -> None:
-    place.write(place.task("a"), place.task("b", workspace="no\x1b[31mwhere"), place.slow("slow"))
+    (place.directory / "no\x1b[31mzip.zip").write_text("no archive")
+    place.write(place.task("a"), place.task("b", workspace="no\x1b[31mzip.zip"), place.slow("slow"))
     words = ["batch", "run", str(place.tasks), "--out", str(place.out), "--jobs", "1"]
     with Terminal([sys.executable, "-m", "ringfence_cli", *words]) as terminal:
         terminal.wait_for("2 of 3 have a result, 1 done, 1 task-failed; 1 running")
@@ -166,8 +168,8 @@ def test_a_terminal_shows_how_far_a_batch_is_until_ctrl_c(place: Place) -> None:
         terminal.wait_for("no result")
         terminal.wait_for(f"`ringfence batch resume {place.out}` goes on")
         assert terminal.end() == 130
-    assert "\x1b[31mwhere" not in terminal.raw
-    assert "\\x1b[31mwhere" in terminal.raw
+    assert "\x1b[31mzip" not in terminal.raw
+    assert "\\x1b[31mzip" in terminal.raw
 
 
 def test_an_engine_that_is_not_installed_is_named_before_anything_is_begun(

@@ -1,6 +1,7 @@
 """Many tasks, each an agent's run on a copy of a workspace of its own: on this machine, or on a cluster."""
 
 from ringfence_batch.batch import Batch, Progress
+from ringfence_batch.check import check_tasks
 from ringfence_batch.engine import AttemptEnded, Engine
 from ringfence_batch.ledger import Ledger, LedgerError, TaskResult
 from ringfence_batch.summary import Summary, TaskRow, summarize
@@ -19,6 +20,7 @@ __all__ = [
     "TaskLimits",
     "TaskResult",
     "TaskRow",
+    "check_tasks",
     "read_tasks",
     "summarize",
 ]

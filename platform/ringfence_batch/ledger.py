@@ -109,6 +109,8 @@ class Ledger:
         # Its tasks alone are what a killed process has begun to write.
         if out.exists() and not (out / "batch.json").exists() and any(entry.name != "tasks" for entry in out.iterdir()):
             raise LedgerError(f"{out} has other files, and is no batch: name a directory that does not exist yet")
+        if (out / "batch.json").exists() and cls(out).is_driven():
+            raise LedgerError(f"another process runs the batch in {out}: wait until it has ended")
         (out / "tasks").mkdir(parents=True, exist_ok=True)
         check_filesystem(out)
         changed = [
@@ -182,7 +184,7 @@ class Ledger:
     def claim(self, task_id: str) -> Attempt | None:
         """Begin the next attempt at a task. None if the task has a result."""
         generation = self.directory(task_id)
-        number = 1 + max((int(name) for name in os.listdir(generation / "attempts")), default=0)
+        number = 1 + max((int(name) for name in os.listdir(generation / "attempts") if name.isdigit()), default=0)
         while not (generation / "result.json").exists():
             directory = generation / "attempts" / str(number)
             try:

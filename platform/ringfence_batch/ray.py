@@ -12,13 +12,12 @@ from hashlib import sha256
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from ringfence.extras import missing
 from ringfence_batch.engine import AttemptEnded, Request
 from ringfence_batch.ledger import Ledger, LedgerError, check_filesystem
 from ringfence_batch.local import LocalEngine
-from ringfence_batch.sources import SourceError, pack_source
+from ringfence_batch.sources import SourceError, local_source, pack_source
 from ringfence_batch.worker import PATIENCE_SECONDS
 
 try:
@@ -85,7 +84,7 @@ class RayEngine:
         key = task.workspace, task.revision
         if key not in self._packs:
             self._packs[key] = None
-            if not urlsplit(task.workspace).scheme:
+            if local_source(task) is not None:
                 pack = self._out / "sources" / sha256(repr(key).encode()).hexdigest()[:16]
                 pack.parent.mkdir(exist_ok=True)
                 with suppress(SourceError):

@@ -9,13 +9,12 @@ import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ringfence_batch.task import BatchTask
 from ringfence_sandbox import checkout_revision
 
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
-_WRONG = (FileNotFoundError, NotADirectoryError, LookupError, ValueError)
 
 
 class SourceError(ValueError):
@@ -30,21 +29,26 @@ def copy_source(task: BatchTask, into: Path) -> None:
         OSError: the copy cannot be written, or a server does not answer.
     """
     try:
-        if urlsplit(task.workspace).scheme:
+        local = local_source(task)
+        if local is None:
             _fetch(task.workspace, into)
         elif task.revision is not None:
-            checkout_revision(task.workspace, task.revision, into)
+            checkout_revision(str(local), task.revision, into)
         else:
-            _copy(Path(task.workspace), into)
-    except (
-        FileNotFoundError,
-        NotADirectoryError,
-        LookupError,
-        ValueError,
-        tarfile.TarError,
-        zipfile.BadZipFile,
-    ) as error:
-        raise SourceError(f"the workspace {task.workspace} cannot be copied: {error}") from error
+            _copy(local, into)
+    except Exception as error:  # of fsspec, its protocols and three kinds of archives: each has errors of its own
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise
+        reason = str(error) or type(error).__name__
+        raise SourceError(f"the workspace {task.workspace} cannot be copied: {reason}") from error
+
+
+def local_source(task: BatchTask) -> Path | None:
+    """Return the place of a workspace that is on the disk of this machine, also by a ``file:`` URL."""
+    url = urlsplit(task.workspace)
+    if url.scheme == "file":
+        return Path(unquote(url.path))
+    return None if url.scheme else Path(task.workspace)
 
 
 def pack_source(task: BatchTask, into: Path) -> None:

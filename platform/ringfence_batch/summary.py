@@ -138,7 +138,7 @@ def _row(ledger: Ledger, task_id: str) -> TaskRow:
 
 
 def _kind(task_id: str, cause: str) -> str:
-    if task_id in cause:
+    if task_id in cause and any(char.isdigit() for char in task_id):  # others are words of the cause itself
         cause = re.sub(rf"(?<![\w.-]){re.escape(task_id)}(?![\w-])", "ID", cause)
     return _DIFFERS.sub("…", cause)
 

@@ -74,6 +74,8 @@ class BatchTask:
         for name in ("workspace", "task", "model"):
             if not getattr(self, name).strip():
                 raise ValueError(f"{name} is empty")
+        if self.revision is not None and urlsplit(self.workspace).scheme not in ("", "file"):
+            raise ValueError("revision: of a git repository on disk, not of a URL")
         if self.kind != "podman" and (
             needs := [name for name in ("image", "checks", "secrets") if getattr(self, name)]
         ):

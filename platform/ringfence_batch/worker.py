@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import signal
@@ -47,6 +48,7 @@ STARTS = 2
 """How many containers are started at once on one machine: Podman makes about ten a second."""
 MAX_TURNS = 200
 _LOCK = "lock"
+logger = logging.getLogger(__name__)
 _OUTCOMES: Mapping[str, TaskOutcome] = {
     "done": "done",
     "failed": "task-failed",
@@ -103,6 +105,9 @@ def _attempt(attempt: Attempt, place: Path, request: Request) -> TaskResult:
         return _result(task, "infra-failed", describe_error(error))
     except (RingfenceError, ValueError) as error:  # a SPEC that is wrong, a policy without its tool
         return _result(task, "task-failed", describe_error(error))
+    except Exception as error:
+        logger.exception("an attempt at %s failed", task.id)
+        return _result(task, "infra-failed", describe_error(error))
 
 
 def _run(attempt: Attempt, place: Path, request: Request, stack: ExitStack) -> TaskResult:
@@ -116,14 +121,15 @@ def _run(attempt: Attempt, place: Path, request: Request, stack: ExitStack) -> T
     receipts = Receipts(attempt.directory / "receipts.jsonl")
     report = stack.enter_context(closing(ReportFile(attempt.directory / "report.html", place / "tree")))
     began = monotonic()
-    if seconds is not None:
-        stack.enter_context(_ended_after(seconds + request.grace_seconds, attempt))
     agent = AgentTask(task.task, workspace, adapter, seconds, task.limits.tokens, policies, sections)
-    outcome = run_agent(agent, watchers=[receipts, report])
+    with ExitStack() as deadline:
+        if seconds is not None:
+            deadline.enter_context(_ended_after(seconds + request.grace_seconds, attempt))
+        outcome = run_agent(agent, watchers=[receipts, report])
     if outcome.outcome == "interrupted":
         raise KeyboardInterrupt
-    cause = _check(task, workspace, attempt) if outcome.outcome == "done" else one_line(outcome.error or "", 1000)
     (attempt.directory / "patch.diff").write_bytes(workspace.secrets.mask(outcome.patch))
+    cause = _check(task, workspace, attempt) if outcome.outcome == "done" else one_line(outcome.error or "", 1000)
     about = About(task.task, task.model.partition("@")[0], "", task.workspace, report.started_at, datetime.now(UTC), [])
     report.write(render_page(about, outcome, workspace, report.record(outcome.stats)))
     kind: TaskOutcome = (

@@ -86,9 +86,12 @@ def run(invocation: Invocation, tasks: Path, out: Path, **given: Any) -> int:
     """
 
     def begin() -> Batch:
-        from ringfence_batch import Batch, read_tasks
+        from ringfence_batch import Batch, check_tasks, read_tasks
 
-        return Batch(read_tasks(tasks), out=out, retries=given["retries"])
+        found = read_tasks(tasks)
+        if given["engine"] == "local":  # other machines have files and variables of their own
+            check_tasks(found)
+        return Batch(found, out=out, retries=given["retries"])
 
     return _drive(invocation, begin, out, given)
 
@@ -214,7 +217,10 @@ def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given:
     errors = ErrorStream()
     try:
         make_engine, is_interrupted = _engine_class(given["engine"]), False
-        opened = begin()
+        try:
+            opened = begin()
+        except OSError as error:
+            raise NotStartedError(f"{out} cannot be written: {error}") from None
         with ExitStack() as stack:
             handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *ALIKE)}
             engine = stack.enter_context(closing(make_engine(out, given["jobs"]))) if make_engine is not None else None
@@ -236,6 +242,10 @@ def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given:
     if is_interrupted:
         errors.say(f"ringfence: interrupted: `ringfence batch resume {shlex.quote(str(out))}` goes on")
         return INTERRUPTED
+    if summary.without_result:  # queued again meanwhile
+        errors.say(f"ringfence: `ringfence batch resume {shlex.quote(str(out))}` runs those without a result")
+    elif not given["quiet"]:
+        errors.say(f"see {out / 'index.html'}")
     return summary.exit_code
 
 
@@ -258,6 +268,7 @@ def _lines(summary: Summary) -> Iterator[str]:
     if summary.causes:
         yield "why:"
     for outcome, cause, count in summary.causes[:MAX_LISTED]:
-        yield f"{count:>9,}  {outcome}: {cause}"
+        ids = [row.id for row in summary.rows if (row.outcome, row.kind) == (outcome, cause)]
+        yield f"{count:>9,}  {outcome}: {cause} ({', '.join(ids[:3])}{', …' if count > 3 else ''})"
     if len(summary.causes) > MAX_LISTED:
         yield f"           {plural(len(summary.causes) - MAX_LISTED, 'more cause')}: --json lists all"
