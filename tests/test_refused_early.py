@@ -143,7 +143,7 @@ def test_a_budget_beside_a_tracker_of_another_one() -> None:
 
 def test_a_durability_that_there_is_not(tmp_path: Path) -> None:
     wrong: Any = "Power"
-    for make in (Workspace.open, HostFilesystem, HostFilesystem.shared):
+    for make in (Workspace.open, HostFilesystem):
         with pytest.raises(ValueError, match="durability is one of 'process', 'power', not 'Power'"):
             make(tmp_path, durability=wrong)
 
