@@ -18,7 +18,7 @@ from measure import scratch_directory
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence_sandbox import HostFilesystem, PodmanSandbox
-from ringfence_sandbox.container.podman_connection import connect
+from ringfence_sandbox.container.connection import connect
 
 TRUE = shutil.which("true") or "/bin/true"
 

@@ -26,8 +26,8 @@ from effort import PROVING, SEED, amount
 from ringfence_batch import Batch, BatchTask
 from ringfence_batch.sources import unpack_source
 from ringfence_sandbox import SandboxUnavailableError
+from ringfence_sandbox.container.connection import connect
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, built, recipe
-from ringfence_sandbox.container.podman_connection import connect
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence_sandbox.container import executor as protocol
-from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended
-from ringfence_sandbox.container.frames import ExecutorLostError, FrameStream
+from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended, ExecutorLostError, FrameStream
 
 READY = (protocol.READY, protocol.NUMBER.pack(protocol.PROTOCOL))
 FIRST = protocol.NUMBER.pack(1)

@@ -13,7 +13,7 @@ from ringfence.adapters import ThrottleDetails
 from ringfence.errors import SectionVisibility
 from ringfence.resources import CircularDependencyError, ProviderError, UnboundResourceError
 from ringfence.runtime import Budget, BudgetExceededError, TokenUsage
-from ringfence_sandbox.container.frames import ExecutorLostError
+from ringfence_sandbox.container.channel import ExecutorLostError
 
 ERRORS = [
     errors.PromptRenderError("no", section_path=("a",), dataclass_type=int, placeholder="x"),

@@ -21,8 +21,7 @@ from pathlib import Path
 import pytest
 
 from ringfence_sandbox.container import executor as protocol
-from ringfence_sandbox.container.channel import EXECUTOR, SOCKET_NAME, Channel, Ended
-from ringfence_sandbox.container.frames import ExecutorLostError
+from ringfence_sandbox.container.channel import EXECUTOR, SOCKET_NAME, Channel, Ended, ExecutorLostError
 
 AS_ROOT = os.geteuid() == 0
 # One that another user may execute, as a container has it.

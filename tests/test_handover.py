@@ -9,9 +9,8 @@ import subprocess
 import pytest
 
 from ringfence_sandbox import ShellEnvironment
-from ringfence_sandbox.container.command_request import CommandRequest
+from ringfence_sandbox.container.commands import CommandRequest, Handover
 from ringfence_sandbox.container.executor import REPORT
-from ringfence_sandbox.container.handover import Handover
 
 OWN = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "a.b": "x"}
 BEFORE = ShellEnvironment("", {"A": "1"})

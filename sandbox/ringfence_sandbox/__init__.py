@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from ringfence_sandbox.calls.half_done import UnfinishedCall, unfinished_calls
     from ringfence_sandbox.calls.killed_calls import KilledCall
     from ringfence_sandbox.calls.recovery import Recovered
+    from ringfence_sandbox.container.commands import ShellEnvironment
     from ringfence_sandbox.container.images import build_images
-    from ringfence_sandbox.container.isolation import Network, SandboxLimits, allowed_hosts
-    from ringfence_sandbox.container.shell_environment import ShellEnvironment
+    from ringfence_sandbox.container.isolation import SandboxLimits
+    from ringfence_sandbox.container.network import Network, allowed_hosts
     from ringfence_sandbox.disk.call_process import CallProcess
     from ringfence_sandbox.disk.confined import is_reserved
     from ringfence_sandbox.disk.outputs import is_output
@@ -84,7 +85,7 @@ _MODULES = {
     "HostFilesystem": "ringfence_sandbox.host",
     "KilledCall": "ringfence_sandbox.calls.killed_calls",
     "LogEntry": "ringfence_sandbox.store.shown_history",
-    "Network": "ringfence_sandbox.container.isolation",
+    "Network": "ringfence_sandbox.container.network",
     "OwnChanges": "ringfence_sandbox.steps.own_changes",
     "PodmanSandbox": "ringfence_sandbox.podman",
     "Recovered": "ringfence_sandbox.calls.recovery",
@@ -94,12 +95,12 @@ _MODULES = {
     "SandboxLimits": "ringfence_sandbox.container.isolation",
     "SandboxUnavailableError": "ringfence.errors",
     "ScanLimits": "ringfence_sandbox.scan.scan",
-    "ShellEnvironment": "ringfence_sandbox.container.shell_environment",
+    "ShellEnvironment": "ringfence_sandbox.container.commands",
     "StateDirectoryError": "ringfence_sandbox.disk.places",
     "StepName": "ringfence_sandbox.store.finding_steps",
     "UnfinishedCall": "ringfence_sandbox.calls.half_done",
     "Workspace": "ringfence_sandbox.workspace",
-    "allowed_hosts": "ringfence_sandbox.container.isolation",
+    "allowed_hosts": "ringfence_sandbox.container.network",
     "build_images": "ringfence_sandbox.container.images",
     "checkout_revision": "ringfence_sandbox.revisions",
     "build_project_image": "ringfence_sandbox.project.project_image",

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringfence.errors import SandboxUnavailableError
+from ringfence_sandbox.container.connection import INSTALL, Connection, connect
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, built, recipe
 from ringfence_sandbox.container.isolation import SandboxLimits
-from ringfence_sandbox.container.podman_connection import INSTALL, Connection, connect
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.podman import PodmanSandbox
 

@@ -20,19 +20,23 @@ from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.secrets import Secrets
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
-from ringfence_sandbox.container.allowed_hosts import Resolve, resolve_name
-from ringfence_sandbox.container.channel import Ended
-from ringfence_sandbox.container.command_request import CommandRequest, explained, no_directory, timed_out
-from ringfence_sandbox.container.command_watch import CommandWatch
+from ringfence_sandbox.container.channel import Ended, ExecutorLostError, Stream
+from ringfence_sandbox.container.commands import (
+    UNKNOWN,
+    CommandRequest,
+    CommandWatch,
+    Handover,
+    ShellEnvironment,
+    ShownOutput,
+    explained,
+    no_directory,
+    timed_out,
+)
+from ringfence_sandbox.container.connection import Connection, connect, reading
 from ringfence_sandbox.container.container import Container, mounted_in, remove_orphans
-from ringfence_sandbox.container.frames import ExecutorLostError
-from ringfence_sandbox.container.handover import UNKNOWN, Handover
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, build, built, existing, recipe
-from ringfence_sandbox.container.isolation import WORKSPACE, Network, Property, SandboxLimits, allowed_hosts
-from ringfence_sandbox.container.pipes import Stream
-from ringfence_sandbox.container.podman_connection import Connection, connect, reading
-from ringfence_sandbox.container.shell_environment import ShellEnvironment
-from ringfence_sandbox.container.shown_output import ShownOutput
+from ringfence_sandbox.container.isolation import WORKSPACE, Property, SandboxLimits
+from ringfence_sandbox.container.network import Network, Resolve, allowed_hosts, resolve_name
 from ringfence_sandbox.disk.hidden_tree import Inode
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.project.project_image import remembered_image
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence_sandbox.container.network_use import NetworkUse
+    from ringfence_sandbox.container.network import NetworkUse
 
 KILLED = 137
 _TAG = "shell_execute"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ringfence_sandbox import PodmanSandbox, SandboxLimits, SandboxUnavailableError
+from ringfence_sandbox.container.connection import Connection, connect
 from ringfence_sandbox.container.container import WORKSPACE_LABEL
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, built, recipe
-from ringfence_sandbox.container.podman_connection import Connection, connect
 
 MIB = 1 << 20
 SMALL = SandboxLimits(memory_bytes=256 * MIB, tmp_bytes=32 * MIB, processes=64, file_bytes=64 * MIB, open_files=256)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ringfence_batch import Batch, BatchTask, TaskLimits
-from ringfence_sandbox.container.podman_connection import Connection
+from ringfence_sandbox.container.connection import Connection
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ import pytest
 
 from ringfence.runtime import Cancellation
 from ringfence_sandbox import CallProcess, PodmanSandbox, SandboxLimits, SandboxUnavailableError, examine_sandbox
+from ringfence_sandbox.container.connection import Connection, OwnService, answers, connect
 from ringfence_sandbox.container.container import WORKSPACE_LABEL, remove_orphans
 from ringfence_sandbox.container.images import built, recipe
-from ringfence_sandbox.container.podman_connection import Connection, OwnService, answers, connect
 from ringfence_sandbox.disk.call_process import OWNER_LABEL, own_label
 
 MakeSandbox = Callable[..., PodmanSandbox]
@@ -262,7 +262,7 @@ def test_a_service_that_is_named_is_used_and_not_ended(podman: Connection) -> No
 
 def test_our_own_service_ends_with_us(tmp_path: Path) -> None:
     program = (
-        "import sys, time\nfrom ringfence_sandbox.container.podman_connection import OwnService\n"
+        "import sys, time\nfrom ringfence_sandbox.container.connection import OwnService\n"
         "service = OwnService(); print(service.process.pid, service.url, flush=True); time.sleep(60)"
     )
     for ending in (signal.SIGKILL, signal.SIGINT):
@@ -280,7 +280,7 @@ def test_our_own_service_ends_with_us(tmp_path: Path) -> None:
 
 def test_our_own_service_does_not_stay_where_we_are_killed_before_anything_watches_over_it() -> None:
     program = (
-        "import os, sys\nfrom ringfence_sandbox.container.podman_connection import OwnService\n"
+        "import os, sys\nfrom ringfence_sandbox.container.connection import OwnService\n"
         "def kill(event, _):\n"
         "    if event == 'subprocess.Popen' and (pid := open(f'/proc/self/task/{os.getpid()}/children').read()):\n"
         "        print(pid, flush=True); os.kill(os.getpid(), 9)\n"

@@ -17,8 +17,8 @@ import pytest
 from command_line import ringfence_text
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, examine_sandbox
+from ringfence_sandbox.container.connection import Connection, answers, socket_path
 from ringfence_sandbox.container.images import SOURCES, Recipe, build, built, recipe, recipe_names
-from ringfence_sandbox.container.podman_connection import Connection, answers, socket_path
 
 
 def test_an_image_that_is_built_is_not_built_again(podman: Connection) -> None:

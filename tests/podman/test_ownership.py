@@ -13,8 +13,7 @@ import pytest
 from mounts import mounted
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError
-from ringfence_sandbox.container.owner_mount import exchanged
-from ringfence_sandbox.container.users import FIRST_ID, MOUNTS
+from ringfence_sandbox.container.users import FIRST_ID, MOUNTS, exchanged
 from ringfence_sandbox.disk.call_process import own_label
 
 MakeSandbox = Callable[..., PodmanSandbox]

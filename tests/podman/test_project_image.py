@@ -17,9 +17,9 @@ from command_line import ringfence_text, served_once
 from package_index import Index, npm_lock, tarball, wheel, write
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, build_project_image, describe_stale_image
+from ringfence_sandbox.container.connection import Connection
 from ringfence_sandbox.container.images import built as built_recipe
 from ringfence_sandbox.container.images import recipe
-from ringfence_sandbox.container.podman_connection import Connection
 from ringfence_sandbox.project.project_image import PROJECT_LABEL, remembered_image
 
 

@@ -23,7 +23,7 @@ from ringfence_cli.resume import record_of
 from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.workspaces import open_workspace
 from ringfence_sandbox import PodmanSandbox, ShellEnvironment, Workspace, store_directory
-from ringfence_sandbox.container.podman_connection import OwnService
+from ringfence_sandbox.container.connection import OwnService
 from ringfence_tools import PodmanSandboxSection
 from ringfence_tools.place import Place
 

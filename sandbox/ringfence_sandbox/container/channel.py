@@ -9,6 +9,7 @@ PID namespace; and when the executor ends, a `Channel.run` under way raises `Exe
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import select
@@ -20,17 +21,233 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import ENOENT
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self
 
+from ringfence.errors import RingfenceError
 from ringfence_sandbox.container import executor as protocol
-from ringfence_sandbox.container.frames import ExecutorLostError, FrameStream, run_request
-from ringfence_sandbox.container.pipes import OnOutput, Pipes
+from ringfence_sandbox.container.executor import HEADER, LONGEST, RUN_HEAD, first_frame, taken
 from ringfence_sandbox.disk.forks import FORKS
+
+_LONGEST = 4096  # bytes of a payload from the executor
+_MOST_DESCRIPTORS = 4
+_EVER = 1e9  # seconds
+_ENDED = "the container has ended: its memory was used up, or somebody ended it"
+
+
+class ExecutorLostError(RingfenceError, RuntimeError):
+    """The executor of a container has ended or cannot be trusted any more, so no command can run there.
+
+    ``ended`` says that every process of the container is known to have ended; otherwise end the container.
+    """
+
+    def __init__(self, message: str, *, ended: bool = False) -> None:
+        super().__init__(message)
+        self.ended = ended
+
+
+class FrameStream:
+    """Frames over a socket that is never waited for without a limit; a limit is an instant of `time.monotonic`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._received = bytearray()
+        self._descriptors: list[int] = []
+        connection.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def send(self, kind: int, payload: bytes, limit: float, descriptors: Sequence[int] = ()) -> None:
+        """For any thread. Raises ExecutorLostError where the executor is gone, or does not take it in time."""
+        rest = memoryview(HEADER.pack(kind, len(payload)) + payload)
+        with self._sending:
+            while rest:
+                try:
+                    rest = rest[socket.send_fds(self._connection, [rest], descriptors) :]
+                    descriptors = ()
+                except BlockingIOError:
+                    self._wait(select.POLLOUT, limit)
+                except OSError as error:
+                    raise ExecutorLostError(f"{_ENDED} ({error.strerror})") from None
+
+    def receive(self) -> None:
+        """Take in what is there. Raises ExecutorLostError where nothing will come any more."""
+        try:
+            data, descriptors, lost = taken(self._connection, _MOST_DESCRIPTORS)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ExecutorLostError(f"{_ENDED} ({error.strerror})") from None
+        self._descriptors += descriptors
+        if lost:
+            raise ExecutorLostError(
+                "descriptors of the container were lost: is this process's limit of open files low?"
+            )
+        if len(self._descriptors) > _MOST_DESCRIPTORS:
+            raise ExecutorLostError("the executor sent what it must not send")
+        if not data:
+            raise ExecutorLostError(_ENDED)
+        self._received += data
+
+    def next_frame(self) -> tuple[int, bytes] | None:
+        """The first frame of what was received: its kind and payload."""
+        try:
+            return first_frame(self._received, _LONGEST)
+        except ValueError:
+            raise ExecutorLostError("the executor sent what it must not send") from None
+
+    def wait_for_frame(self, limit: float) -> tuple[int, bytes]:
+        """The next frame. Raises ExecutorLostError where none comes in time."""
+        while (frame := self.next_frame()) is None:
+            self._wait(select.POLLIN, limit)
+            self.receive()
+        return frame
+
+    def take_descriptors(self) -> list[int]:
+        """The descriptors that came with frames, the taker's from now on."""
+        descriptors, self._descriptors = self._descriptors, []
+        return descriptors
+
+    def shut_down(self) -> None:
+        """End the stream in both directions; whoever waits for it wakes up."""
+        with suppress(OSError):  # it has ended already
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._connection.close()
+        for descriptor in self.take_descriptors():
+            os.close(descriptor)
+
+    def _wait(self, event: int, limit: float) -> None:
+        ready = select.poll()
+        ready.register(self._connection, event)
+        if not ready.poll(max(0.0, limit - time.monotonic()) * 1000):
+            raise ExecutorLostError("the executor does not answer")
+
+
+def run_request(
+    number: int,
+    argv: Sequence[str],
+    cwd: str,
+    env: Mapping[str, str | None],
+    pipes: tuple[bool, bool],
+    seconds: float,
+) -> bytes:
+    """The payload of a RUN; ``pipes``: whether there is stdin, and a report. Raises ValueError where a command cannot
+    be said so."""
+    if not argv:
+        raise ValueError("a command has at least one argument: the program")
+    for name in env:
+        if not name or "=" in name:
+            raise ValueError(f"not a name of a variable: {name!r}")
+    words = [cwd, *argv, *(name if value is None else f"{name}={value}" for name, value in env.items())]
+    if any("\0" in word for word in words):
+        raise ValueError("a command cannot hold a zero character")
+    head = RUN_HEAD.pack(number, *pipes, math.ceil(min(seconds, _EVER) * 1000), len(argv), len(env))
+    request = head + b"".join(os.fsencode(word) + b"\0" for word in words)
+    if len(request) > LONGEST:
+        raise ValueError(f"a command and its environment have at most {LONGEST} bytes; use stdin or a file")
+    return request
+
+
+Stream = Literal["stdout", "stderr", "report"]
+OnOutput = Callable[[Stream, bytes], None]
+
+_CHUNK = 256 * 1024
+_MOST_READS = 4096  # of one stream after its writers have ended; a pipe never holds so much
+_STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr", "report")
+
+
+class Pipes:
+    """They came from the container: nothing here waits for what is behind them."""
+
+    def __init__(self, stdin: bytes | None, events: select.poll, *, report: bool = False) -> None:
+        """``events`` is told of each pipe as long as it is open; with ``report``, one more comes that is read."""
+        self._events = events
+        self._streams = _STREAMS if report else _STREAMS[:2]
+        self._expected: list[int] = [os.O_RDONLY] * len(self._streams) + [os.O_WRONLY] * (stdin is not None)
+        self._unwritten = memoryview(stdin or b"")
+        self._readable: dict[int, Stream] = {}
+        self._writable: int | None = None
+
+    def take(self, descriptors: Sequence[int]) -> bool:
+        """Take over the descriptors that a started command came with; False where they are not what they should be."""
+        fits = 0 < len(descriptors) == len(self._expected) and all(map(_is_pipe, descriptors, self._expected))
+        if not fits:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return False
+        self._expected = []  # once
+        for descriptor in descriptors:
+            os.set_blocking(descriptor, False)
+        self._readable = dict(zip(descriptors, self._streams, strict=False))
+        for descriptor in self._readable:
+            self._events.register(descriptor, select.POLLIN)
+        if len(descriptors) > len(self._streams):
+            self._writable = descriptors[-1]
+            self._events.register(self._writable, select.POLLOUT)
+            self._write(self._writable)
+        return True
+
+    def serve(self, descriptor: int, on_output: OnOutput) -> None:
+        """Do what a descriptor is ready for."""
+        if descriptor == self._writable:
+            self._write(descriptor)
+        elif descriptor in self._readable:
+            self._read(descriptor, on_output)
+
+    def drain(self, on_output: OnOutput) -> None:
+        """Hand on what is left when nobody writes any more."""
+        for descriptor in list(self._readable):
+            for _ in range(_MOST_READS):
+                if not self._read(descriptor, on_output):
+                    break
+
+    def close(self) -> None:
+        for descriptor in [*self._readable, self._writable]:
+            if descriptor is not None:
+                self._close(descriptor)
+
+    def _read(self, descriptor: int, on_output: OnOutput) -> bool:
+        """False where there is nothing now, or never again."""
+        try:
+            data = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return False
+        if data:
+            on_output(self._readable[descriptor], data)
+        else:
+            self._close(descriptor)
+        return bool(data)
+
+    def _write(self, descriptor: int) -> None:
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(descriptor, self._unwritten[:_CHUNK]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # the command does not read the rest
+            pass
+        self._close(descriptor)
+
+    def _close(self, descriptor: int) -> None:
+        self._events.unregister(descriptor)
+        os.close(descriptor)
+        self._readable.pop(descriptor, None)
+        if descriptor == self._writable:
+            self._writable = None
+
+
+def _is_pipe(descriptor: int, access: int) -> bool:
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    return stat.S_ISFIFO(os.fstat(descriptor).st_mode) and flags & os.O_ACCMODE == access
+
 
 EXECUTOR: Final = Path(protocol.__file__)
 """The script to mount into a container, and to start as its first process: ``python3 -I -S -B SCRIPT SOCKET``."""

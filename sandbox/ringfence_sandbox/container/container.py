@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
+import re
+import tarfile
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,26 +20,23 @@ from podman.errors import APIError
 from ringfence.errors import SandboxUnavailableError
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import directories_above, escape_path
-from ringfence_sandbox.container.allowed_hosts import Resolve, resolve_name
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
-from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended
-from ringfence_sandbox.container.frames import ExecutorLostError
-from ringfence_sandbox.container.interpreter import IN_THE_IMAGE, LENT, NoPythonError, Python, lacks_python, lent_python
+from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended, ExecutorLostError
+from ringfence_sandbox.container.connection import UNREADABLE, Connection
+from ringfence_sandbox.container.images import DEFAULT_RECIPE, SOURCES, recipe
 from ringfence_sandbox.container.isolation import (
     CONTROL,
     EXECUTOR,
     PROBE,
     PROXY_PORT,
     WORKSPACE,
-    Network,
     Property,
     SandboxLimits,
-    allowed_hosts,
     environment,
     options,
     verified,
 )
-from ringfence_sandbox.container.podman_connection import UNREADABLE, Connection
+from ringfence_sandbox.container.network import Network, Resolve, allowed_hosts, resolve_name
 from ringfence_sandbox.container.users import handed_over
 from ringfence_sandbox.disk.call_process import OWNER_LABEL, CallProcess, is_orphan, own_label
 from ringfence_sandbox.disk.hidden_tree import Inode
@@ -44,6 +46,84 @@ from ringfence_sandbox.disk.state_files import write_once
 
 if TYPE_CHECKING:
     from ringfence_sandbox.container.proxy import Proxy
+
+_OPTIONS = ("-I", "-S", "-B")
+LENT = "/run/python"
+"""Where it is in the container."""
+_LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
+_FILTER: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}  # not in the first versions of 3.11
+_PROGRAMS = {"debian": "usr/bin/python3", "registry": "usr/local/bin/python3"}
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """How it is started, and the directory of the host that has to be mounted for it at `LENT`, if any."""
+
+    argv: tuple[str, ...]
+    directory: str = ""
+
+
+IN_THE_IMAGE = Python(("python3", *_OPTIONS))
+
+
+class NoPythonError(Exception):
+    """An image has no python3."""
+
+
+def lacks_python(error: str) -> bool:
+    """Whether a runtime says that it found no python3 to start."""
+    return "python3" in error and ("not found" in error or "no such file" in error)
+
+
+def lent_python(connection: Connection) -> Python | None:
+    """The default image's Python, for containers of other images: to be mounted read-only, and started by its own
+    loader, since nothing of it is where it would look for it. None where that image is not built."""
+    machine = platform.machine()
+    for source in SOURCES:
+        image = recipe(DEFAULT_RECIPE).tag(source)
+        if machine in _LOADERS and connection.client.images.exists(image):
+            places = [f"{LENT}/{place}/{machine}-linux-gnu" for place in ("lib", "usr/lib")]
+            libraries = ":".join([*places, f"{LENT}/usr/local/lib"])
+            loader = f"{places[0]}/{_LOADERS[machine]}"
+            argv = (loader, "--library-path", libraries, f"{LENT}/{_PROGRAMS[source]}", *_OPTIONS)
+            return Python(argv, _copied(connection, image, machine))
+    return None
+
+
+def _copied(connection: Connection, image: str, machine: str) -> str:
+    """A directory of the host with the image's Python, made once. (An image itself cannot be mounted into a container
+    with users of its own.)"""
+    parent = podman_directory()
+    place = os.path.join(parent, f"python-{image.rpartition(':')[2]}")
+    if os.path.isdir(place):
+        return place
+    wanted = re.compile(
+        rf"(lib|usr/lib)/{machine}-linux-gnu/[^/]+|usr/(local/)?(bin/python3[^/]*|lib/(python3\.\d+/.*|libpython[^/]*))"
+    )
+    unwanted = re.compile(r".*/(site-packages|dist-packages|test|tests|__pycache__)/.*")
+    container = connection.client.containers.create(image=image, command=["true"], labels={OWNER_LABEL: own_label()})
+    try:
+        with tempfile.TemporaryFile() as file, tempfile.TemporaryDirectory(dir=parent) as new:
+            for chunk in container.export():
+                file.write(chunk)
+            file.seek(0)
+            with tarfile.open(fileobj=file) as tar:
+                for member in tar:
+                    name = member.name.removeprefix("./")
+                    if ".." in name.split("/"):
+                        continue
+                    if (member.isreg() or member.issym()) and wanted.fullmatch(name) and not unwanted.fullmatch(name):
+                        member.mode, member.uid, member.gid = 0o755, os.getuid(), os.getgid()
+                        tar.extract(member, new, **_FILTER)
+            for directory, _, _ in os.walk(new):
+                os.chmod(directory, 0o755)  # noqa: S103 - for the container's users
+            with suppress(OSError):  # somebody else was quicker
+                os.rename(new, place)
+                os.mkdir(new)
+    finally:
+        container.remove(force=True)
+    return place
+
 
 WORKSPACE_LABEL = "io.ringfence.workspace"
 _CONNECT_SECONDS = 20.0

@@ -6,17 +6,11 @@ import json
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
+from ringfence_sandbox.container.network import PREFIX, Network, allowed_hosts
 from ringfence_sandbox.container.seccomp import profile_path
 
-if TYPE_CHECKING:
-    from ringfence_sandbox.container.allowed_hosts import AllowedHosts
-
-Network: TypeAlias = str
-"""``none``, ``bridge``, ``slirp4netns``, ``pasta`` or ``allow:HOST[:PORT],*.HOST``."""
-NETWORKS = ("none", "bridge", "slirp4netns", "pasta")
-PREFIX = "allow:"
 PROXY_PORT = 3128
 _PROXY = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), f"http://127.0.0.1:{PROXY_PORT}")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -68,17 +62,6 @@ class SandboxLimits:
     def shared_bytes(self) -> int:
         """For each of the other things that hold memory without a process: ``/dev/shm``, and System V's segments."""
         return min(64 * _MIB, self.memory_bytes // 8)
-
-
-def allowed_hosts(network: Network) -> AllowedHosts | None:
-    """Return the hosts that a network is made of; None for one of the usual kinds. Raises ValueError for no network."""
-    if network.startswith(PREFIX):
-        from ringfence_sandbox.container.allowed_hosts import AllowedHosts
-
-        return AllowedHosts.parse(network)
-    if network not in NETWORKS:
-        raise ValueError(f"the network is one of {', '.join(NETWORKS)} and {PREFIX}HOST, not {network!r}")
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,27 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from ringfence_sandbox.container import client_hello
-from ringfence_sandbox.container.allowed_hosts import AllowedHosts, Resolve, as_address, normalise_host
-from ringfence_sandbox.container.http_request import (
+from ringfence_sandbox.container.network import (
+    AllowedHosts,
+    NetworkUse,
+    Resolve,
+    Traffic,
+    as_address,
+    count_bypasses,
+    normalise_host,
+)
+from ringfence_sandbox.container.proxy_requests import (
     END_OF_HEAD,
     LONGEST_HEAD,
     LONGEST_LINE,
+    UNRECOGNIZED_NAME,
     HttpRequest,
     chunk_length,
+    is_cut,
     parse_request,
+    record_length,
+    server_name,
 )
-from ringfence_sandbox.container.network_use import NetworkUse, Traffic, count_bypasses
 from ringfence_sandbox.disk.forks import FORKS
 
 MOST_CONNECTIONS = 128
@@ -261,7 +271,7 @@ class Proxy:
                 raise ValueError(f"TLS asks for {name}, not for {request.host}" if name else "TLS names no host")
         except (ValueError, TimeoutError) as error:
             self._note(traffic, str(error) or f"no ClientHello came within {_HEAD_SECONDS:g} s")
-            await send(incoming.source, client_hello.UNRECOGNIZED_NAME)
+            await send(incoming.source, UNRECOGNIZED_NAME)
             await _end(incoming.source)
             return
 
@@ -355,12 +365,12 @@ class _Incoming:
 async def _read_hello(incoming: _Incoming) -> tuple[bytes, str]:
     """The first records of TLS, and the name that they ask for. Raises ValueError where that is not what comes."""
     records, message = bytearray(), bytearray()
-    while not message or client_hello.is_cut(message):
+    while not message or is_cut(message):
         head = await incoming.exactly(5)
-        fragment = await incoming.exactly(client_hello.record_length(head))
+        fragment = await incoming.exactly(record_length(head))
         records += head + fragment
         message += fragment
-    return bytes(records), client_hello.server_name(bytes(message))
+    return bytes(records), server_name(bytes(message))
 
 
 async def _download(host: socket.socket, client: socket.socket, traffic: Traffic) -> None:

@@ -19,9 +19,18 @@ from podman.errors import APIError
 from ringfence.errors import SandboxUnavailableError
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import escape_path
-from ringfence_sandbox.container.image_build import CONTAINERFILE, Context, build_image
-from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, build, existing, recipe, ticking
-from ringfence_sandbox.container.podman_connection import UNREADABLE, Connection, connect
+from ringfence_sandbox.container.connection import UNREADABLE, Connection, connect
+from ringfence_sandbox.container.images import (
+    CONTAINERFILE,
+    DEFAULT_RECIPE,
+    Context,
+    Progress,
+    build,
+    build_image,
+    existing,
+    recipe,
+    ticking,
+)
 from ringfence_sandbox.disk.hidden_tree import rule_of
 from ringfence_sandbox.disk.places import StateDirectoryError, state_directory, store_of
 from ringfence_sandbox.disk.state_files import replacing

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringfence.errors import SandboxUnavailableError
+from ringfence_sandbox.container.connection import Connection
 from ringfence_sandbox.container.container import Container
 from ringfence_sandbox.container.isolation import SandboxLimits
-from ringfence_sandbox.container.podman_connection import Connection
 
 _MOST_BYTES = 1 << 20
 _SECONDS = 60.0

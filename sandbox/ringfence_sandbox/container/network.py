@@ -1,4 +1,4 @@
-"""The hosts that commands may reach, and the addresses that a name may lead to."""
+"""The networks that a sandbox may have: the hosts that commands reach by name, and what they exchanged with them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import ipaddress
 import re
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import astuple, dataclass
 from typing import Self, TypeAlias
 
-from ringfence_sandbox.container.isolation import PREFIX
+from ringfence.runtime.receipts import HostTraffic
 
+Network: TypeAlias = str
+"""``none``, ``bridge``, ``slirp4netns``, ``pasta`` or ``allow:HOST[:PORT],*.HOST``."""
+NETWORKS = ("none", "bridge", "slirp4netns", "pasta")
+PREFIX = "allow:"
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
 """From a name and a port to addresses. Raises OSError for a name that has none. It may block."""
@@ -132,6 +137,15 @@ class AllowedHosts:
         return address is not None and (is_routable(address) or self.names_address(text, port))
 
 
+def allowed_hosts(network: Network) -> AllowedHosts | None:
+    """Return the hosts that a network is made of; None for one of the usual kinds. Raises ValueError for no network."""
+    if network.startswith(PREFIX):
+        return AllowedHosts.parse(network)
+    if network not in NETWORKS:
+        raise ValueError(f"the network is one of {', '.join(NETWORKS)} and {PREFIX}HOST, not {network!r}")
+    return None
+
+
 def _rule(word: str) -> _Rule:
     host = word.removeprefix("*.")
     try:
@@ -144,3 +158,55 @@ def _rule(word: str) -> _Rule:
             "commas between them"
         ) from None
     return _Rule(name, host != word, port)
+
+
+_MOST_LINES = 10
+
+
+@dataclass(slots=True)
+class Traffic:
+    """`HostTraffic` while it goes on."""
+
+    host: str
+    port: int
+    connections: int = 0
+    sent: int = 0
+    received: int = 0
+    refused: int = 0
+    reason: str = ""
+
+    def record(self) -> HostTraffic:
+        return HostTraffic(*astuple(self))
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkUse:
+    """What the processes of one command did in a network of allowed hosts."""
+
+    hosts: tuple[HostTraffic, ...] = ()
+    bypasses: int = 0
+    """How often one of them wanted to send something without the proxy. It had no network."""
+
+    def refusals(self) -> list[str]:
+        """Return a line for each host that there was no connection to, and one for programs without the proxy."""
+        refused = [f"{host.reason} ({host.refused} x)" for host in self.hosts if host.refused]
+        lines = [f"network refused: {reason}" for reason in refused[:_MOST_LINES]]
+        if len(refused) > _MOST_LINES:
+            lines.append(f"network refused: and {len(refused) - _MOST_LINES} more hosts")
+        if self.bypasses:
+            lines.append(
+                "network: a program did not use the proxy of HTTP_PROXY and HTTPS_PROXY; there is no other way out"
+            )
+        return lines
+
+
+def count_bypasses(pid: int) -> int:
+    """Return how often there was no route in the network namespace of a process; 0 where that is not known."""
+    count = 0
+    with suppress(OSError, ValueError):
+        with open(f"/proc/{pid}/net/snmp", encoding="ascii") as file:
+            names, values = (line.split() for line in file if line.startswith("Ip:"))
+        count += int(values[names.index("OutNoRoutes")])
+        with open(f"/proc/{pid}/net/snmp6", encoding="ascii") as file:
+            count += sum(int(line.split()[1]) for line in file if line.startswith("Ip6OutNoRoutes"))
+    return count

@@ -1,0 +1,365 @@
+"""Commands as they are asked for: checked, watched while they run, and what they print and leave to the next one."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, TypeAlias
+
+from ringfence.runtime.limits import Cancellation
+from ringfence.runtime.secrets import MaskedStream, Secrets
+from ringfence_sandbox.container.channel import Ended
+from ringfence_sandbox.container.executor import REPORT
+from ringfence_sandbox.container.isolation import WORKSPACE
+from ringfence_sandbox.disk.outputs import CommandOutput
+
+
+@dataclass(frozen=True, slots=True)
+class ShellEnvironment:
+    """What one shell hands on to the next: where it begins, and how its variables differ from the container's own.
+
+    A value, since no shell outlives its call: it can be kept, and taken back.
+    """
+
+    cwd: str = ""
+    """A directory of the workspace, relative to its root."""
+    variables: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+    """None is a variable of the container that is taken out."""
+
+
+LONGEST_ARGUMENT = 128 * 1024 - 1
+"""Bytes of one argument, or of one variable with its name: what Linux takes."""
+LONGEST_SECONDS = 24 * 3600.0
+_NOT_FOUND = 127
+_SHELL = ("/bin/sh", "-c")
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRequest:
+    """``argv`` is what to run, ``environment`` what it begins with where that is kept from one command to the next."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str]
+    stdin: bytes | None
+    timeout_seconds: float
+    environment: ShellEnvironment | None
+
+    @property
+    def text(self) -> str | None:
+        """What the shell is given; None where a program was asked for."""
+        return self.argv[2] if self.argv[:2] == _SHELL and len(self.argv) == 3 else None
+
+    @classmethod
+    def of(
+        cls,
+        command: object,
+        *,
+        cwd: object,
+        env: object,
+        stdin: object,
+        timeout_seconds: object,
+        environment: ShellEnvironment | None,
+    ) -> Self:
+        """
+        Raises:
+            TypeError, ValueError: it cannot be asked for so; says how.
+        """
+        argv = (*_SHELL, _text("the command", command)) if isinstance(command, str) else _arguments(command)
+        if not argv or not argv[0] or (isinstance(command, str) and not command.strip()):
+            raise ValueError("the command is empty: give text for the shell, or a program and its arguments")
+        if not isinstance(cwd, str):
+            raise TypeError(f"cwd is a text, the path of a directory of the workspace, not {_kind(cwd)}")
+        if stdin is not None and not isinstance(stdin, str | bytes):
+            raise TypeError(f"stdin is a text or bytes, not {_kind(stdin)}")
+        if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, int | float):
+            raise TypeError(f"timeout_seconds is a number of seconds, not {_kind(timeout_seconds)}")
+        if not 0 < timeout_seconds <= LONGEST_SECONDS or not math.isfinite(timeout_seconds):
+            raise ValueError(f"timeout_seconds is above 0 and at most {LONGEST_SECONDS:g}, not {timeout_seconds}")
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        return cls(argv, cwd, _variables(env), given, float(timeout_seconds), environment)
+
+
+def _arguments(command: object) -> tuple[str, ...]:
+    if isinstance(command, bytes | bytearray) or not isinstance(command, Sequence):
+        raise TypeError(
+            f"the command is {_kind(command)}: give text for the shell, or a list of texts, a program and its arguments"
+        )
+    words: Sequence[object] = command  # pyright: ignore[reportUnknownVariableType]  # of what, is to be seen
+    return tuple(_text(f"argument {number} of the command", word) for number, word in enumerate(words))
+
+
+def _variables(env: object) -> Mapping[str, str]:
+    if not isinstance(env, Mapping):
+        raise TypeError(f"env is a mapping of names to values, not {_kind(env)}")
+    known: Mapping[Any, Any] = env  # pyright: ignore[reportUnknownVariableType]  # of what, is to be seen
+    checked: dict[str, str] = {}
+    for name, value in known.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise ValueError(f"{name!r} cannot be the name of a variable: it is a text without '=' and zero characters")
+        checked[name] = _text(f"the variable {name}", value, besides=len(os.fsencode(name)) + 1)
+    return checked
+
+
+def _text(what: str, value: object, *, besides: int = 0) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is a text, not {_kind(value)}{_advice(value)}")
+    if "\0" in value:
+        raise ValueError(f"{what} has a zero character, where a program would see its end: give it as stdin")
+    size = besides + len(os.fsencode(value))
+    if size > LONGEST_ARGUMENT:
+        raise ValueError(
+            f"{what} has {size:,} bytes, and Linux takes {LONGEST_ARGUMENT:,}: give it as stdin, or write it to a file"
+        )
+    return value
+
+
+def _advice(value: object) -> str:
+    if isinstance(value, bytes):
+        return "; decode it, with os.fsdecode if it is a path"
+    return "; write str(...)" if isinstance(value, int | float | os.PathLike) else ""
+
+
+def _kind(value: object) -> str:
+    return f"{value!r:.50} ({type(value).__name__})" if value is not None else "None"
+
+
+def explained(request: CommandRequest, ended: Ended) -> str:
+    """Why a command could not be started, and what to do; empty where it was."""
+    if not ended.problem or ended.exit_code != _NOT_FOUND:
+        return ended.problem
+    program = request.argv[0]
+    if " " in program and len(request.argv) == 1:
+        return f"{ended.problem}; a line for the shell is one text, not a list; of a list each argument is an item"
+    if "/" in program:
+        return f"{ended.problem}; that, or the interpreter which its first line names, is not in the container"
+    return f"{ended.problem}; the container's PATH has no such program: take an image that has it, or give its path"
+
+
+def timed_out(request: CommandRequest) -> str:
+    seconds = request.timeout_seconds
+    return f"timed out after {seconds:g} second{'' if seconds == 1 else 's'}"
+
+
+def no_directory(cwd: str, error: OSError | ValueError) -> OSError | ValueError:
+    """The same kind of error, with what a cwd may be. What says nothing about the path stays as it is."""
+    why = str(error)
+    if isinstance(error, OSError):
+        why = error.strerror or why
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError)):
+            if error.errno not in (errno.ELOOP, errno.ENAMETOOLONG):
+                return error
+            error = NotADirectoryError()
+    return type(error)(
+        f"cwd is {cwd!r}, which is no directory of the workspace ({why}): it is a path from the root, such as 'src', "
+        f"or below {WORKSPACE}"
+    )
+
+
+LONGEST_REPORT = 64 * 1024
+"""Bytes of a directory and all exported variables. A longer report is none."""
+UNKNOWN = "what it exported is not known, so that the next command begins as this one did"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_OF_EACH_SHELL = frozenset({"_", "OLDPWD", "PWD", "SHLVL"})
+# On the line of the command, so that the shell counts its lines right. `set +ex`: what a command asks for is not for
+# what follows it. The directory and each variable end with a zero byte, and the whole with one more.
+_REPORTING = (
+    "trap '{ set +ex; } 2>/dev/null; "
+    '{ command pwd -P && command printf "\\0" && command -p env -0 && command printf "\\0"; } '
+    f"2>/dev/null >/proc/self/fd/{REPORT}' EXIT; "
+)
+
+
+class Handover:
+    """Where no environment is to be kept, the command is run as it was asked for.
+
+    A shell says at its end where it is and what it exports, unless the command replaces it (``exec``), is killed, or
+    sets a trap of its own on EXIT. A program leaves the environment as it was.
+    """
+
+    def __init__(
+        self, request: CommandRequest, directory: str, own: Mapping[str, str], secrets: Secrets | None = None
+    ) -> None:
+        """``directory`` is where in the container it begins, ``own`` the container's variables. The variables of
+        ``secrets`` are never handed on."""
+        self._secrets = secrets or Secrets()
+        self._before = request.environment
+        self._directory = directory
+        self._own = own
+        self._received = bytearray()
+        text = request.text if request.environment is not None else None
+        self.reports = text is not None
+        """Whether what it leaves is to be reported."""
+        self.argv = request.argv if text is None else (*request.argv[:2], _REPORTING + text)
+        self.env: Mapping[str, str | None] = {
+            **self._secrets.variables,
+            **(request.environment or ShellEnvironment()).variables,
+            **request.env,
+        }
+
+    def take(self, data: bytes) -> None:
+        """A piece of the report."""
+        self._received += data[: LONGEST_REPORT + 1 - len(self._received)]
+
+    def left(self) -> ShellEnvironment | None:
+        """What the next command begins with; None where a report that should be there is none, or not a whole one.
+
+        A report may be forged, which gains what ``export`` does. What the command itself changed is handed on, not the
+        directory and the variables that it was given for itself; of directories, only those of the workspace, of
+        variables, those with the name of a shell's variable and a value that is UTF-8 and has no secret in it.
+        """
+        if self._before is None or not self.reports:
+            return self._before
+        report = bytes(self._received)
+        place, ended, rest = report.partition(b"\n\0")
+        if len(report) > LONGEST_REPORT or not ended or not (rest == b"\0" or rest.endswith(b"\0\0")):
+            return None
+        changed = {name: value for name, value in self._changed(rest).items() if self._secrets.mask(value) is value}
+        variables = {**self._before.variables, **changed}
+        own = self._own
+        return ShellEnvironment(
+            self._place(place),
+            {name: variables[name] for name in sorted(variables) if variables[name] != own.get(name)},
+        )
+
+    def _place(self, place: bytes) -> str:
+        assert self._before is not None
+        found = place.decode(errors="surrogateescape")
+        if found == self._directory:
+            return self._before.cwd
+        before, inside, cwd = f"{found}/".partition(f"{WORKSPACE}/")
+        return cwd.rstrip("/") if inside and not before else ""
+
+    def _changed(self, words: bytes) -> Mapping[str, str | None]:
+        given = {**self._own, **self.env}
+        pairs = (word.partition("=") for word in words.decode(errors="surrogateescape").split("\0"))
+        exported = {name: value for name, equals, value in pairs if equals}
+        return {
+            name: exported.get(name)
+            for name in given.keys() | exported.keys()
+            if exported.get(name) != given.get(name)
+            and name not in _OF_EACH_SHELL
+            and _NAME.match(name)
+            and _is_text(exported.get(name, ""))
+        }
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+Printed: TypeAlias = Literal["stdout", "stderr"]
+
+
+class ShownOutput:
+    """The output of one command."""
+
+    def __init__(self, kept: CommandOutput, secrets: Secrets, on_output: Callable[[str, bytes], None] | None) -> None:
+        """``on_output`` gets each piece of a stream as it comes."""
+        self._kept = kept
+        self._on_output = on_output
+        self._masked: dict[Printed, MaskedStream] = (
+            {"stdout": MaskedStream(secrets), "stderr": MaskedStream(secrets)} if secrets else {}
+        )
+
+    def take(self, stream: Printed, data: bytes) -> None:
+        if not self._masked:
+            self._show(stream, data)
+        elif shown := self._masked[stream].take(data):
+            self._show(stream, shown)
+
+    def close(self) -> None:
+        """Show what was held back, and close the files."""
+        for stream, masked in self._masked.items():
+            if held := masked.end():
+                self._show(stream, held)
+        self._kept.close()
+
+    def _show(self, stream: Printed, data: bytes) -> None:
+        self._kept.take(stream, data)
+        if self._on_output is not None:
+            self._on_output(stream, data)
+
+
+_LOOK_SECONDS = 0.05
+
+
+class CommandWatch:
+    """Ends a command that leaves too little space, or too few inodes, or whose call is cancelled. One thread, asleep
+    between commands."""
+
+    def __init__(self, root: str, free_bytes: int, free_inodes: int) -> None:
+        self._root = root
+        self._least = free_bytes, free_inodes
+        self._running = threading.Event()
+        self._closed = False
+        self._end: Callable[[], None] | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._cancellation: Cancellation | None = None
+        self.reason = ""
+        """Why what the command did is to be taken back, in words, if it is."""
+
+    def begin(self, end: Callable[[], None], cancellation: Cancellation | None) -> None:
+        """Watch from now on; ``end`` is called in another thread, again and again until `stop`."""
+        self.reason = ""
+        self._cancellation = cancellation
+        # On a disk that is nearly full already a command may use half of what is left.
+        self._floor = tuple(min(least, left // 2) for least, left in zip(self._least, _left(self._root), strict=True))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="ringfence disk watch", daemon=True)
+            self._thread.start()
+        self._end = end
+        self._running.set()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._running.clear()
+            # What a quick command did between two looks is not let stay either.
+            if self._end is not None and not self.reason and (lacking := self._lacking()):
+                self.reason = lacking
+            self._end = self._cancellation = None
+
+    def close(self) -> None:
+        self._closed = True
+        self._running.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _watch(self) -> None:
+        pause = threading.Event()
+        while self._running.wait() and not self._closed:
+            pause.wait(_LOOK_SECONDS)
+            with self._lock:
+                if self._end is None:
+                    continue
+                if lacking := self._lacking():
+                    self.reason = f"ended because {lacking}"
+                if self._cancellation is not None and self._cancellation.cancelled:
+                    self.reason = "ended because its call was cancelled"
+                if self.reason:
+                    self._end()
+
+    def _lacking(self) -> str:
+        with suppress(FileNotFoundError):  # somebody has moved the root: cancellations are still looked for
+            for left, floor, what in zip(_left(self._root), self._floor, ("bytes", "inodes"), strict=True):
+                if left < floor:
+                    return f"{left} {what} are left on the disk"
+        return ""
+
+
+def _left(root: str) -> tuple[int, int]:
+    found = os.statvfs(root)
+    # Filesystems without a number of inodes say 0.
+    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else 1 << 62
