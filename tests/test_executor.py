@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import select
 import shutil
@@ -13,15 +14,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
 from ringfence_sandbox.container import executor as protocol
-from ringfence_sandbox.container.channel import EXECUTOR, SOCKET_NAME, Channel, Ended, ExecutorLostError
+from ringfence_sandbox.container.channel import EXECUTOR, SOCKET_NAME, Channel, Ended, ExecutorLostError, Listener
 
 AS_ROOT = os.geteuid() == 0
 # One that another user may execute, as a container has it.
@@ -104,7 +106,7 @@ def sandboxed(*, uid: int = 1000, processes: int = 0) -> Iterator[Sandboxed]:
         work = Path(private) / "work"
         work.mkdir()
         work.chmod(0o777)
-        with Channel.listen(private) as listener:
+        with Listener(private) as listener:
             unshare = started(listener.directory, work, uid=uid, processes=processes)
             try:
                 with listener.accept(20, pid=first_process(unshare)) as channel:
@@ -269,6 +271,7 @@ def test_what_a_background_process_says_at_once_is_not_lost(sandbox: Sandboxed) 
 
 FORK_BOMB = """
 import ast
+import json
 import os
 import select
 import shutil
@@ -345,6 +348,7 @@ def test_a_flood_of_output_costs_no_memory_on_either_side(sandbox: Sandboxed) ->
 
 COUNTING = """
 import ast
+import json
 import os
 import select
 import shutil
@@ -581,34 +585,30 @@ def test_ctrl_c_ends_the_command_first(sandbox: Sandboxed) -> None:
     assert sandbox.run("echo next").exit_code == 0
 
 
-def frame(kind: int, payload: bytes) -> bytes:
-    return protocol.HEADER.pack(kind, len(payload)) + payload
+SLEEP = {"argv": ["sleep", "9"], "cwd": "/", "env": {}, "seconds": 9, "descriptors": []}
+
+
+def message(kind: int, number: int = 1) -> bytes:
+    return protocol.MESSAGE.pack(kind, number)
 
 
 @pytest.mark.parametrize(
     "sent",
     [
-        b"GET / HTTP/1.1\r\n\r\n",
-        protocol.HEADER.pack(protocol.RUN, protocol.LONGEST + 1),
-        frame(0, b""),
-        frame(protocol.READY, b""),
-        frame(protocol.RUN, b""),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 1000, 0, 0) + b"/\0"),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 1000, 1, 0) + b"/\0true"),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 1000, 9, 9) + b"/\0true\0"),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 1000, 1, 1) + b"/\0true\0=value\0"),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 9000, 2, 0) + b"/\0sleep\09\0")
-        + frame(protocol.KILL, b""),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 9000, 2, 0) + b"/\0sleep\09\0") * 2,
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 9000, 2, 0) + b"/\0sleep\09\0") + frame(99, b""),
-        frame(protocol.RUN, protocol.RUN_HEAD.pack(1, False, False, 9000, 2, 0) + b"/\0sleep\09\0")
-        + frame(99, protocol.NUMBER.pack(1)),
+        (b"GET / HTTP/1.1\r\n\r\n",),
+        (message(0),),
+        (message(protocol.READY),),
+        (message(protocol.RUN),),
+        (message(protocol.RUN), {}),
+        (message(protocol.RUN), {"argv": ["true"], "cwd": "/", "env": {}, "seconds": 1, "descriptors": ["stdin"]}),
+        (message(protocol.RUN), SLEEP, message(protocol.RUN), SLEEP),
+        (message(protocol.RUN), SLEEP, message(99)),
     ],
 )
-def test_what_is_no_frame_ends_the_executor(sent: bytes, tmp_path: Path) -> None:
+def test_what_is_no_message_ends_the_executor(sent: Sequence[bytes | Mapping[str, object]], tmp_path: Path) -> None:
     directory = tmp_path / "channel"
     directory.mkdir()
-    with socket.socket(socket.AF_UNIX) as listener:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(directory / SOCKET_NAME))
         (directory / SOCKET_NAME).chmod(0o666)
         listener.listen()
@@ -616,10 +616,15 @@ def test_what_is_no_frame_ends_the_executor(sent: bytes, tmp_path: Path) -> None
             connection, _ = listener.accept()
             with connection:
                 connection.settimeout(5)
-                assert connection.recv(100) == frame(protocol.READY, protocol.NUMBER.pack(protocol.PROTOCOL))
-                connection.sendall(sent)
-                while connection.recv(100):
-                    pass
+                assert connection.recv(100) == bytes([protocol.READY]) + protocol.VERSION.pack(protocol.PROTOCOL)
+                for head, request in zip_longest(sent[::2], sent[1::2]):
+                    with tempfile.TemporaryFile() as file:
+                        file.write(json.dumps(request).encode())
+                        file.seek(0)
+                        socket.send_fds(connection, [head], [] if request is None else [file.fileno()])
+                with suppress(ConnectionResetError):
+                    while connection.recv(100):
+                        pass
             unshare.wait(5)
 
 

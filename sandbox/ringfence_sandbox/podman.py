@@ -322,7 +322,7 @@ class PodmanSandbox:
         self.secrets.add_hidden(self.filesystem)  # people may have changed one
         replaced = "the container had ended, and this is a new one" if before not in (None, container) else ""
         # Whoever recovers the workspace after us ends the container before anything is taken back.
-        stamp = self.filesystem.note_process(container.process)
+        heartbeat = self.filesystem.note_process(container.process)
         handover = Handover(request, directory, container.environment, self.secrets)
         output = self.filesystem.outputs.of_command(os.urandom(8).hex(), self.limits.output_bytes)
 
@@ -350,7 +350,7 @@ class PodmanSandbox:
                 timeout_seconds=request.timeout_seconds,
                 on_output=take,
                 report=handover.reports,
-                stamp=stamp,
+                heartbeat=heartbeat,
             )
             failure = timed_out(request) if ended.timed_out else ""
         except ExecutorLostError as lost:

@@ -1,15 +1,16 @@
-"""The host's end of a sandbox's executor: commands go to it over one stream, and their output comes back in pipes.
+"""The host's end of a sandbox's executor: commands go to it over one socket, and their output comes back in pipes.
 
-What comes from the executor is data from an untrusted place, although no command can reach its stream: frames are
-bounded, anything unexpected closes the channel, and the descriptors that it hands over are pipes that nobody waits for.
+What comes from the executor is data from an untrusted place, although no command can reach its socket: messages are
+bounded, anything unexpected closes the channel, and nothing waits for what is behind a pipe.
 
-The stream is the dead man's switch of both sides. When it ends, the executor ends, and with it every process of its
+The socket is the dead man's switch of both sides. When it ends, the executor ends, and with it every process of its
 PID namespace; and when the executor ends, a `Channel.run` under way raises `ExecutorLostError`.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import math
 import os
 import select
@@ -24,19 +25,28 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import ENOENT
 from pathlib import Path
 from typing import Final, Literal, Self
 
 from ringfence.errors import RingfenceError
 from ringfence_sandbox.container import executor as protocol
-from ringfence_sandbox.container.executor import HEADER, LONGEST, RUN_HEAD, first_frame, taken
 from ringfence_sandbox.disk.forks import FORKS
 
-_LONGEST = 4096  # bytes of a payload from the executor
-_MOST_DESCRIPTORS = 4
+EXECUTOR: Final = Path(protocol.__file__)
+"""The script to mount into a container, and to start as its first process: ``python3 -I -S -B SCRIPT SOCKET``."""
+
+SOCKET_NAME: Final = "socket"
+
+Stream = Literal["stdout", "stderr", "report"]
+OnOutput = Callable[[Stream, bytes], None]
+
+_PATIENCE_SECONDS = protocol.ENDING_SECONDS + 5  # after a timeout the executor answers in this time, or ends itself
+_ENDING_ALONE_SECONDS = 1.0  # an executor whose stream has ended is killed after so long
 _EVER = 1e9  # seconds
+_CHUNK = 256 * 1024
+_MOST_READS = 4096  # of one stream after its writers have ended; a pipe never holds so much
 _ENDED = "the container has ended: its memory was used up, or somebody ended it"
+_MUST_NOT = "the executor sent what it must not send"
 
 
 class ExecutorLostError(RingfenceError, RuntimeError):
@@ -48,215 +58,6 @@ class ExecutorLostError(RingfenceError, RuntimeError):
     def __init__(self, message: str, *, ended: bool = False) -> None:
         super().__init__(message)
         self.ended = ended
-
-
-class FrameStream:
-    """Frames over a socket that is never waited for without a limit; a limit is an instant of `time.monotonic`."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._sending = threading.Lock()
-        self._received = bytearray()
-        self._descriptors: list[int] = []
-        connection.setblocking(False)
-
-    def fileno(self) -> int:
-        return self._connection.fileno()
-
-    def send(self, kind: int, payload: bytes, limit: float, descriptors: Sequence[int] = ()) -> None:
-        """For any thread. Raises ExecutorLostError where the executor is gone, or does not take it in time."""
-        rest = memoryview(HEADER.pack(kind, len(payload)) + payload)
-        with self._sending:
-            while rest:
-                try:
-                    rest = rest[socket.send_fds(self._connection, [rest], descriptors) :]
-                    descriptors = ()
-                except BlockingIOError:
-                    self._wait(select.POLLOUT, limit)
-                except OSError as error:
-                    raise ExecutorLostError(f"{_ENDED} ({error.strerror})") from None
-
-    def receive(self) -> None:
-        """Take in what is there. Raises ExecutorLostError where nothing will come any more."""
-        try:
-            data, descriptors, lost = taken(self._connection, _MOST_DESCRIPTORS)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            raise ExecutorLostError(f"{_ENDED} ({error.strerror})") from None
-        self._descriptors += descriptors
-        if lost:
-            raise ExecutorLostError(
-                "descriptors of the container were lost: is this process's limit of open files low?"
-            )
-        if len(self._descriptors) > _MOST_DESCRIPTORS:
-            raise ExecutorLostError("the executor sent what it must not send")
-        if not data:
-            raise ExecutorLostError(_ENDED)
-        self._received += data
-
-    def next_frame(self) -> tuple[int, bytes] | None:
-        """The first frame of what was received: its kind and payload."""
-        try:
-            return first_frame(self._received, _LONGEST)
-        except ValueError:
-            raise ExecutorLostError("the executor sent what it must not send") from None
-
-    def wait_for_frame(self, limit: float) -> tuple[int, bytes]:
-        """The next frame. Raises ExecutorLostError where none comes in time."""
-        while (frame := self.next_frame()) is None:
-            self._wait(select.POLLIN, limit)
-            self.receive()
-        return frame
-
-    def take_descriptors(self) -> list[int]:
-        """The descriptors that came with frames, the taker's from now on."""
-        descriptors, self._descriptors = self._descriptors, []
-        return descriptors
-
-    def shut_down(self) -> None:
-        """End the stream in both directions; whoever waits for it wakes up."""
-        with suppress(OSError):  # it has ended already
-            self._connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._connection.close()
-        for descriptor in self.take_descriptors():
-            os.close(descriptor)
-
-    def _wait(self, event: int, limit: float) -> None:
-        ready = select.poll()
-        ready.register(self._connection, event)
-        if not ready.poll(max(0.0, limit - time.monotonic()) * 1000):
-            raise ExecutorLostError("the executor does not answer")
-
-
-def run_request(
-    number: int,
-    argv: Sequence[str],
-    cwd: str,
-    env: Mapping[str, str | None],
-    pipes: tuple[bool, bool],
-    seconds: float,
-) -> bytes:
-    """The payload of a RUN; ``pipes``: whether there is stdin, and a report. Raises ValueError where a command cannot
-    be said so."""
-    if not argv:
-        raise ValueError("a command has at least one argument: the program")
-    for name in env:
-        if not name or "=" in name:
-            raise ValueError(f"not a name of a variable: {name!r}")
-    words = [cwd, *argv, *(name if value is None else f"{name}={value}" for name, value in env.items())]
-    if any("\0" in word for word in words):
-        raise ValueError("a command cannot hold a zero character")
-    head = RUN_HEAD.pack(number, *pipes, math.ceil(min(seconds, _EVER) * 1000), len(argv), len(env))
-    request = head + b"".join(os.fsencode(word) + b"\0" for word in words)
-    if len(request) > LONGEST:
-        raise ValueError(f"a command and its environment have at most {LONGEST} bytes; use stdin or a file")
-    return request
-
-
-Stream = Literal["stdout", "stderr", "report"]
-OnOutput = Callable[[Stream, bytes], None]
-
-_CHUNK = 256 * 1024
-_MOST_READS = 4096  # of one stream after its writers have ended; a pipe never holds so much
-_STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr", "report")
-
-
-class Pipes:
-    """They came from the container: nothing here waits for what is behind them."""
-
-    def __init__(self, stdin: bytes | None, events: select.poll, *, report: bool = False) -> None:
-        """``events`` is told of each pipe as long as it is open; with ``report``, one more comes that is read."""
-        self._events = events
-        self._streams = _STREAMS if report else _STREAMS[:2]
-        self._expected: list[int] = [os.O_RDONLY] * len(self._streams) + [os.O_WRONLY] * (stdin is not None)
-        self._unwritten = memoryview(stdin or b"")
-        self._readable: dict[int, Stream] = {}
-        self._writable: int | None = None
-
-    def take(self, descriptors: Sequence[int]) -> bool:
-        """Take over the descriptors that a started command came with; False where they are not what they should be."""
-        fits = 0 < len(descriptors) == len(self._expected) and all(map(_is_pipe, descriptors, self._expected))
-        if not fits:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            return False
-        self._expected = []  # once
-        for descriptor in descriptors:
-            os.set_blocking(descriptor, False)
-        self._readable = dict(zip(descriptors, self._streams, strict=False))
-        for descriptor in self._readable:
-            self._events.register(descriptor, select.POLLIN)
-        if len(descriptors) > len(self._streams):
-            self._writable = descriptors[-1]
-            self._events.register(self._writable, select.POLLOUT)
-            self._write(self._writable)
-        return True
-
-    def serve(self, descriptor: int, on_output: OnOutput) -> None:
-        """Do what a descriptor is ready for."""
-        if descriptor == self._writable:
-            self._write(descriptor)
-        elif descriptor in self._readable:
-            self._read(descriptor, on_output)
-
-    def drain(self, on_output: OnOutput) -> None:
-        """Hand on what is left when nobody writes any more."""
-        for descriptor in list(self._readable):
-            for _ in range(_MOST_READS):
-                if not self._read(descriptor, on_output):
-                    break
-
-    def close(self) -> None:
-        for descriptor in [*self._readable, self._writable]:
-            if descriptor is not None:
-                self._close(descriptor)
-
-    def _read(self, descriptor: int, on_output: OnOutput) -> bool:
-        """False where there is nothing now, or never again."""
-        try:
-            data = os.read(descriptor, _CHUNK)
-        except BlockingIOError:
-            return False
-        if data:
-            on_output(self._readable[descriptor], data)
-        else:
-            self._close(descriptor)
-        return bool(data)
-
-    def _write(self, descriptor: int) -> None:
-        try:
-            while self._unwritten:
-                self._unwritten = self._unwritten[os.write(descriptor, self._unwritten[:_CHUNK]) :]
-        except BlockingIOError:
-            return
-        except BrokenPipeError:  # the command does not read the rest
-            pass
-        self._close(descriptor)
-
-    def _close(self, descriptor: int) -> None:
-        self._events.unregister(descriptor)
-        os.close(descriptor)
-        self._readable.pop(descriptor, None)
-        if descriptor == self._writable:
-            self._writable = None
-
-
-def _is_pipe(descriptor: int, access: int) -> bool:
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    return stat.S_ISFIFO(os.fstat(descriptor).st_mode) and flags & os.O_ACCMODE == access
-
-
-EXECUTOR: Final = Path(protocol.__file__)
-"""The script to mount into a container, and to start as its first process: ``python3 -I -S -B SCRIPT SOCKET``."""
-
-SOCKET_NAME: Final = "socket"
-
-_PATIENCE_SECONDS = protocol.ENDING_SECONDS + 5  # after a timeout the executor answers in this time, or ends itself
-_ENDING_ALONE_SECONDS = 1.0  # an executor whose stream has ended is killed after so long
-_NOT_STARTED, _NOT_FOUND = 126, 127  # a shell's exit codes for what it cannot start
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,24 +86,21 @@ class Listener:
         self.directory: Final = tempfile.mkdtemp(prefix="channel-", dir=parent)
         """To be mounted into the container, read-only. The socket in it is called `SOCKET_NAME`."""
         with FORKS:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             _sockets.add(self._socket)
         try:
             os.chmod(self.directory, 0o755)  # noqa: S103 - for the container's user; nobody else passes the parent
-            self._bind()
+            place = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                name = f"/proc/self/fd/{place}/{SOCKET_NAME}"  # the path of a socket has at most 107 bytes
+                self._socket.bind(name)
+                os.chmod(name, 0o666)  # noqa: S103 - as above
+            finally:
+                os.close(place)
+            self._socket.listen(1)
         except BaseException:
             self.close()
             raise
-
-    def _bind(self) -> None:
-        place = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            name = f"/proc/self/fd/{place}/{SOCKET_NAME}"  # the path of a socket has at most 107 bytes
-            self._socket.bind(name)
-            os.chmod(name, 0o666)  # noqa: S103 - as above
-        finally:
-            os.close(place)
-        self._socket.listen(1)
 
     def accept(self, timeout_seconds: float, *, pid: int | None = None) -> Channel:
         """Wait for the executor, and close the listener: nobody can connect any more.
@@ -314,9 +112,7 @@ class Listener:
             TimeoutError: nobody connected; it may be called again.
             ExecutorLostError: somebody else connected, or the executor cannot work here; the text says why.
         """
-        somebody = select.poll()
-        somebody.register(self._socket, select.POLLIN)
-        if not somebody.poll(_milliseconds(timeout_seconds)):
+        if not _is_ready(self._socket, timeout_seconds):
             raise TimeoutError(f"no executor connected within {timeout_seconds:g} seconds")
         with FORKS:
             connection, _ = self._socket.accept()
@@ -353,21 +149,21 @@ class Channel:
         self._closed = False
         self._gone = False
         self._process: int | None = None
+        self._connection = connection
         with FORKS:
+            connection.setblocking(False)
             _sockets.add(connection)
-            self._stream = FrameStream(connection)
             _open_channels.add(self)
         try:
             self._process = _first_process(connection, pid)
-            _greet(self._stream, time.monotonic() + timeout_seconds)
+            kind, payload, _ = self._wait_for_answer(time.monotonic() + timeout_seconds)
+            if kind == protocol.REFUSED:
+                raise ExecutorLostError(f"no command can run in this container: {_text(payload)}")
+            if kind != protocol.READY or payload != protocol.VERSION.pack(protocol.PROTOCOL):
+                raise ExecutorLostError("the container does not speak this executor's protocol")
         except BaseException:
             self.close()
             raise
-
-    @staticmethod
-    def listen(parent: str | os.PathLike[str]) -> Listener:
-        """Where a container that is about to be made can connect; ``parent`` is a directory of the owner's alone."""
-        return Listener(parent)
 
     @property
     def closed(self) -> bool:
@@ -384,7 +180,7 @@ class Channel:
         timeout_seconds: float,
         on_output: OnOutput,
         report: bool = False,
-        stamp: int | None = None,
+        heartbeat: int | None = None,
     ) -> Ended:
         """Run a command, and return when it and every process that it started have ended.
 
@@ -392,8 +188,8 @@ class Channel:
         in it is taken out; without ``stdin`` the command reads nothing. With ``report`` the command may write to the
         descriptor `executor.REPORT`, which is one more stream. ``on_output`` gets the output in pieces of up to 256 KiB
         while the command runs; as long as it does not return, the command waits. If it raises, or on Ctrl-C, the
-        command is ended first. On the file of the descriptor ``stamp`` the executor writes, once a second while the
-        command runs, the time: `executor.STAMP`.
+        command is ended first. To the file of the descriptor ``heartbeat`` the executor writes the time, once a second
+        while the command runs: `executor.HEARTBEAT`.
 
         Raises:
             ExecutorLostError: the container or the executor ended, before or during the command.
@@ -402,62 +198,52 @@ class Channel:
         if not 0 < timeout_seconds < math.inf:
             raise ValueError(f"a command needs a time limit above 0 seconds, not {timeout_seconds}")
         try:
-            with self._turn:
-                return self._run(argv, cwd, env, stdin, timeout_seconds, on_output, report, stamp)
+            with self._turn, _Pipes(stdin, report) as pipes:
+                if self._closed:
+                    ended = self._wait_until_gone(0)
+                    raise ExecutorLostError("this channel is closed; start another container", ended=ended)
+                given = pipes.inner if heartbeat is None else {**pipes.inner, "heartbeat": heartbeat}
+                seconds = min(timeout_seconds, _EVER)
+                request = {"argv": argv, "cwd": cwd, "env": {**env}, "seconds": seconds, "descriptors": [*given]}
+                limit = time.monotonic() + timeout_seconds + _PATIENCE_SECONDS
+                return self._run(request, [*given.values()], pipes, limit, on_output)
         finally:
             self._free_if_closed()
 
     def _run(
-        self,
-        argv: Sequence[str],
-        cwd: str,
-        env: Mapping[str, str | None],
-        stdin: bytes | None,
-        timeout_seconds: float,
-        on_output: OnOutput,
-        report: bool,
-        stamp: int | None,
+        self, request: object, descriptors: Sequence[int], pipes: _Pipes, limit: float, on_output: OnOutput
     ) -> Ended:
-        if self._closed:
-            raise ExecutorLostError("this channel is closed; start another container", ended=self._wait_until_gone(0))
         self._number = self._number % 0xFFFF_FFFF + 1
-        try:
-            request = run_request(self._number, argv, cwd, env, (stdin is not None, report), timeout_seconds)
-        except ValueError as error:
-            return Ended(_NOT_STARTED, problem=str(error))
-        limit = time.monotonic() + timeout_seconds + _PATIENCE_SECONDS
-        events = select.poll()
-        events.register(self._stream, select.POLLIN)
-        pipes = Pipes(stdin, events, report=report)
         sent = False
         try:
             self._running = self._number  # until the executor says that it has ended
-            self._stream.send(protocol.RUN, request, limit, () if stamp is None else (stamp,))
+            self._send(protocol.RUN, self._number, request, descriptors)
             sent = True
-            ended = self._attend(events, pipes, limit, on_output)
+            pipes.let_go()
+            ended = self._attend(pipes, limit, on_output)
         except ExecutorLostError as error:
             raise ExecutorLostError(str(error), ended=self.close()) from None
         except BaseException:
             pipes.close()
-            if self._closed or not sent:  # but half a frame, perhaps
+            if self._closed or not sent:  # or sent just now
                 self.close()
             elif self._running:
                 self._abandon()
             raise
         finally:
             self._running = 0
-            pipes.close()
         if self._closed:
             self.close()
         return ended
 
-    def _attend(self, events: select.poll, pipes: Pipes, limit: float, on_output: OnOutput) -> Ended:
+    def _attend(self, pipes: _Pipes, limit: float, on_output: OnOutput) -> Ended:
         """Hand on output and input until the command has ended."""
-        stream = self._stream.fileno()
+        stream = self._connection.fileno()
+        pipes.events.register(stream, select.POLLIN)
         while True:
             # Another thread may kill the command, and cannot wake this one.
             seconds = min(limit - time.monotonic(), _PATIENCE_SECONDS)
-            ready = [descriptor for descriptor, _ in events.poll(_milliseconds(seconds))]
+            ready = [descriptor for descriptor, _ in pipes.events.poll(_milliseconds(seconds))]
             number, since = self._killed
             if number == self._number:  # a container that is paused does not answer, whatever time is left
                 limit = min(limit, since + _PATIENCE_SECONDS)
@@ -466,76 +252,36 @@ class Channel:
                     pipes.serve(descriptor, on_output)
             if stream in ready:
                 try:
-                    self._stream.receive()
-                except ExecutorLostError:
+                    ended = self._outcome(*self._received()[:2])
+                finally:
                     pipes.drain(on_output)
-                    raise
-                while (frame := self._stream.next_frame()) is not None:
-                    ended = self._understood(frame, pipes)
-                    if ended is not None:
-                        pipes.drain(on_output)
-                        return ended
-            elif time.monotonic() > limit:
+                return ended
+            if time.monotonic() > limit:
                 raise ExecutorLostError("the executor does not answer")
 
-    def _understood(self, frame: tuple[int, bytes], pipes: Pipes) -> Ended | None:
-        """What a frame says about the command that runs: how it ended, or None while it runs."""
-        kind, payload = frame
-        with suppress(struct.error):
-            if kind == protocol.STARTED and protocol.NUMBER.unpack(payload) == (self._number,):
-                if pipes.take(self._stream.take_descriptors()):
-                    return None
-            elif kind == protocol.FAILED:
-                head, text = payload[: protocol.FAILED_HEAD.size], payload[protocol.FAILED_HEAD.size :]
-                number, code = protocol.FAILED_HEAD.unpack(head)
-                if number == self._number:
-                    self._running = 0
-                    return Ended(_NOT_FOUND if code == ENOENT else _NOT_STARTED, problem=_text(text))
-            elif kind == protocol.ENDED:
-                number, code, timed_out, took, kills, leftovers, changed = protocol.OUTCOME.unpack(payload)
-                if number == self._number:
-                    self._running = 0
-                    self._closed |= changed
-                    return Ended(code, timed_out, kills > 0, took / 1e9, leftovers)
-        raise ExecutorLostError("the executor sent what it must not send")
+    def _outcome(self, kind: int, payload: bytes) -> Ended:
+        """How the command that ran has ended, as the executor has it."""
+        if kind == protocol.ENDED and len(payload) >= protocol.OUTCOME.size:
+            number, code, timed_out, took, kills, leftovers, is_last = protocol.OUTCOME.unpack_from(payload)
+            if number == self._number:
+                self._running = 0
+                self._closed |= is_last
+                problem = _text(payload[protocol.OUTCOME.size :])
+                return Ended(code, timed_out, kills > 0, took / 1e9, leftovers, problem)
+        raise ExecutorLostError(_MUST_NOT)
 
-    def uncovered(self, paths: Sequence[str]) -> str:
-        """Return the first path in the container that nothing empty and read-only is mounted on; "" if there is none.
-
-        Raises ExecutorLostError as `run` does.
-        """
-        payload, _ = self._ask(protocol.LOOK, b"".join(os.fsencode(path) + b"\0" for path in paths), protocol.COVERED)
-        return os.fsdecode(payload)
-
-    def listen_inside(self, port: int) -> socket.socket:
-        """Return a socket that listens at a port of the container's 127.0.0.1, for this process to accept from.
-
-        Raises ExecutorLostError as `run` does.
-        """
-        _, descriptors = self._ask(protocol.LISTEN, protocol.NUMBER.pack(port), protocol.LISTENING)
-        with FORKS:
-            sockets = [socket.socket(fileno=one) for one in descriptors if stat.S_ISSOCK(os.fstat(one).st_mode)]
-            _sockets.update(sockets)
-        if len(sockets) != 1 or not sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    def _abandon(self) -> None:
+        """The caller does not wait for the answer any more: end the command, and see that it has ended."""
+        try:
+            self._send(protocol.KILL, self._number)
+            self._outcome(*self._wait_for_answer(time.monotonic() + _PATIENCE_SECONDS)[:2])
+        except ExecutorLostError:
             self.close()
-            raise ExecutorLostError("the executor sent what it must not send")
-        return sockets[0]
-
-    def _ask(self, question: int, payload: bytes, answer: int) -> tuple[bytes, list[int]]:
-        """The payload and the descriptors of an answer, between commands."""
-        limit = time.monotonic() + _PATIENCE_SECONDS
-        with self._turn:
-            if self._closed:
-                raise ExecutorLostError("this channel is closed; start another container")
-            try:
-                self._stream.send(question, payload, limit)
-                kind, payload = self._stream.wait_for_frame(limit)
-                if kind != answer:
-                    raise ExecutorLostError("the executor sent what it must not send")
-            except BaseException:
-                self.close()
-                raise
-            return payload, self._stream.take_descriptors()
+        except BaseException:
+            self.close()
+            raise
+        if self._closed:
+            self.close()
 
     def kill(self) -> None:
         """End the command that runs now, if one does; its `run` returns with exit code 137. For any thread."""
@@ -544,32 +290,84 @@ class Channel:
             if self._killed[0] != number:
                 self._killed = number, time.monotonic()
             with suppress(ExecutorLostError):  # its `run` finds that out, too
-                self._stream.send(protocol.KILL, protocol.NUMBER.pack(number), time.monotonic() + 1)
+                self._send(protocol.KILL, number)
 
-    def _abandon(self) -> None:
-        """The caller does not wait for the answer any more: end the command, and see that it has ended."""
-        limit = time.monotonic() + _PATIENCE_SECONDS
-        try:
-            self._stream.send(protocol.KILL, protocol.NUMBER.pack(self._number), limit)
-            kind = 0
-            while kind not in (protocol.FAILED, protocol.ENDED):
-                kind, payload = self._stream.wait_for_frame(limit)
-                for descriptor in self._stream.take_descriptors():
+    def uncovered(self, paths: Sequence[str]) -> str:
+        """Return the first path in the container that nothing empty and read-only is mounted on; "" if there is none.
+
+        Raises ExecutorLostError as `run` does.
+        """
+        payload, _ = self._ask(protocol.LOOK, 0, [*paths], protocol.COVERED)
+        return os.fsdecode(payload)
+
+    def listen_inside(self, port: int) -> socket.socket:
+        """Return a socket that listens at a port of the container's 127.0.0.1, for this process to accept from.
+
+        Raises ExecutorLostError as `run` does.
+        """
+        _, descriptors = self._ask(protocol.LISTEN, port, None, protocol.LISTENING)
+        with FORKS:
+            sockets = [socket.socket(fileno=one) for one in descriptors if stat.S_ISSOCK(os.fstat(one).st_mode)]
+            _sockets.update(sockets)
+        if len(sockets) != 1 or not sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            self.close()
+            raise ExecutorLostError(_MUST_NOT)
+        return sockets[0]
+
+    def _ask(self, question: int, number: int, content: object, answer: int) -> tuple[bytes, list[int]]:
+        """The payload and the descriptors of an answer, between commands."""
+        with self._turn:
+            if self._closed:
+                raise ExecutorLostError("this channel is closed; start another container")
+            descriptors: list[int] = []
+            try:
+                self._send(question, number, content)
+                kind, payload, descriptors = self._wait_for_answer(time.monotonic() + _PATIENCE_SECONDS, most=1)
+                if kind != answer:
+                    raise ExecutorLostError(_MUST_NOT)
+            except BaseException:
+                for descriptor in descriptors:
                     os.close(descriptor)
-                if kind == protocol.ENDED and payload[-1:] != b"\0":
-                    self.close()
-        except ExecutorLostError:
-            self.close()
-        except BaseException:
-            self.close()
-            raise
+                self.close()
+                raise
+            return payload, descriptors
+
+    def _send(self, kind: int, number: int, content: object = None, descriptors: Sequence[int] = ()) -> None:
+        """For any thread. Raises ExecutorLostError where the executor is gone, or does not take it."""
+        file = None if content is None else _file_of(content)
+        try:
+            given = descriptors if file is None else [file, *descriptors]
+            socket.send_fds(self._connection, [protocol.MESSAGE.pack(kind, number)], given)
+        except OSError as error:
+            raise ExecutorLostError(f"{_ENDED} ({error.strerror})") from None
+        finally:
+            if file is not None:
+                os.close(file)
+
+    def _received(self, most: int = 0) -> tuple[int, bytes, list[int]]:
+        """Kind, payload and up to ``most`` descriptors of the answer that is there. Raises ExecutorLostError."""
+        try:
+            message, descriptors, is_cut = protocol.received(self._connection, protocol.LONGEST_ANSWER, most)
+        except OSError as error:
+            raise ExecutorLostError(f"{_ENDED} ({error.strerror})") from None
+        if is_cut or not message:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise ExecutorLostError(_MUST_NOT if is_cut else _ENDED)
+        return message[0], message[1:], descriptors
+
+    def _wait_for_answer(self, limit: float, most: int = 0) -> tuple[int, bytes, list[int]]:
+        if not _is_ready(self._connection, limit - time.monotonic()):
+            raise ExecutorLostError("the executor does not answer")
+        return self._received(most)
 
     def close(self) -> bool:
         """End the executor, and with it every process of the container; whether all are known to have ended."""
         with self._closing:
             self._closed = True
             if not self._gone:
-                self._stream.shut_down()
+                with suppress(OSError):  # it has ended already
+                    self._connection.shutdown(socket.SHUT_RDWR)  # whoever waits for it wakes up
                 if not self._wait_until_gone(_ENDING_ALONE_SECONDS) and self._process is not None:
                     with suppress(OSError):
                         signal.pidfd_send_signal(self._process, signal.SIGKILL)
@@ -591,9 +389,7 @@ class Channel:
     def _wait_until_gone(self, seconds: float) -> bool:
         """Whether the first process has ended: it is the last one, the kernel ends it after all others."""
         if not self._gone and self._process is not None:
-            gone = select.poll()
-            gone.register(self._process, select.POLLIN)
-            self._gone = bool(gone.poll(seconds * 1000))
+            self._gone = _is_ready(self._process, seconds)
         return self._gone
 
     def _free_if_closed(self) -> None:
@@ -608,10 +404,102 @@ class Channel:
     def _free(self) -> None:
         with FORKS:
             _open_channels.discard(self)
-            self._stream.close()
+            self._connection.close()
             if self._process is not None:
                 os.close(self._process)
                 self._process = None
+
+
+class _Pipes:
+    """The pipes of one command. Nothing here waits for what is behind them."""
+
+    def __init__(self, stdin: bytes | None, report: bool) -> None:
+        """With ``report`` there is one more that is read."""
+        self.events = select.poll()
+        """Told of each outer end as long as it is open."""
+        self.inner: dict[str, int] = {}
+        """The command's ends, until `let_go`."""
+        self._unwritten = memoryview(stdin or b"")
+        self._readable: dict[int, Stream] = {}
+        self._writable: int | None = None
+        streams: Sequence[Stream] = ("stdout", "stderr", "report") if report else ("stdout", "stderr")
+        try:
+            for stream in streams:
+                descriptor, self.inner[stream] = os.pipe()
+                self._readable[descriptor] = stream
+                with suppress(OSError):  # where the user has too many already, it stays as it is
+                    fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _CHUNK)  # fewer turns a megabyte
+                self.events.register(descriptor, select.POLLIN)
+            if stdin is not None:
+                self.inner["stdin"], self._writable = os.pipe()
+                self.events.register(self._writable, select.POLLOUT)
+            for descriptor in self.inner.values():
+                os.fchmod(descriptor, 0o666)  # the container's user opens /dev/stdout anew
+            for descriptor in (*self._readable, *([] if self._writable is None else [self._writable])):
+                os.set_blocking(descriptor, False)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def let_go(self) -> None:
+        """Close this process's copies of the command's ends."""
+        while self.inner:
+            os.close(self.inner.popitem()[1])
+
+    def serve(self, descriptor: int, on_output: OnOutput) -> None:
+        """Do what a descriptor is ready for."""
+        if descriptor == self._writable:
+            self._write(descriptor)
+        elif descriptor in self._readable:
+            self._read(descriptor, on_output)
+
+    def drain(self, on_output: OnOutput) -> None:
+        """Hand on what is left when nobody writes any more."""
+        for descriptor in list(self._readable):
+            for _ in range(_MOST_READS):
+                if not self._read(descriptor, on_output):
+                    break
+
+    def close(self) -> None:
+        self.let_go()
+        for descriptor in [*self._readable, self._writable]:
+            if descriptor is not None:
+                self._close(descriptor)
+
+    def _read(self, descriptor: int, on_output: OnOutput) -> bool:
+        """False where there is nothing now, or never again."""
+        try:
+            data = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return False
+        if data:
+            on_output(self._readable[descriptor], data)
+        else:
+            self._close(descriptor)
+        return bool(data)
+
+    def _write(self, descriptor: int) -> None:
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(descriptor, self._unwritten[:_CHUNK]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # the command does not read the rest
+            pass
+        self._close(descriptor)
+
+    def _close(self, descriptor: int) -> None:
+        self.events.unregister(descriptor)
+        os.close(descriptor)
+        self._readable.pop(descriptor, None)
+        if descriptor == self._writable:
+            self._writable = None
 
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # where executors wait to be heard, too
@@ -639,12 +527,17 @@ def _first_process(connection: socket.socket, expected: int | None) -> int | Non
         return None
 
 
-def _greet(stream: FrameStream, limit: float) -> None:
-    kind, payload = stream.wait_for_frame(limit)
-    if kind == protocol.REFUSED:
-        raise ExecutorLostError(f"no command can run in this container: {_text(payload)}")
-    if kind != protocol.READY or payload != protocol.NUMBER.pack(protocol.PROTOCOL):
-        raise ExecutorLostError("the container does not speak this executor's protocol")
+def _file_of(content: object) -> int:
+    """A file in memory with JSON, to be read from its beginning."""
+    file = os.memfd_create("message")
+    os.pwrite(file, json.dumps(content).encode(), 0)
+    return file
+
+
+def _is_ready(readable: int | socket.socket, seconds: float) -> bool:
+    events = select.poll()
+    events.register(readable, select.POLLIN)
+    return bool(events.poll(_milliseconds(seconds)))
 
 
 def _milliseconds(seconds: float) -> float:

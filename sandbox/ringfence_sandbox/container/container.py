@@ -21,7 +21,7 @@ from ringfence.errors import SandboxUnavailableError
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import directories_above, escape_path
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
-from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended, ExecutorLostError
+from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended, ExecutorLostError, Listener
 from ringfence_sandbox.container.connection import UNREADABLE, Connection
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, SOURCES, recipe
 from ringfence_sandbox.container.isolation import (
@@ -231,7 +231,7 @@ class Container:
     ) -> Container:
         container: Any = None
         parent = podman_directory()
-        with Channel.listen(parent) as listener, handed_over(root, connection.host) as (place, users):
+        with Listener(parent) as listener, handed_over(root, connection.host) as (place, users):
             wanted = options(
                 image=image,
                 workspace=place,
