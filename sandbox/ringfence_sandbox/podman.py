@@ -20,7 +20,7 @@ from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.secrets import Secrets
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
-from ringfence_sandbox.container.channel import Ended, ExecutorLostError, Stream
+from ringfence_sandbox.container.channel import Ended, ExecutorLostError
 from ringfence_sandbox.container.commands import (
     UNKNOWN,
     CommandRequest,
@@ -37,6 +37,7 @@ from ringfence_sandbox.container.container import Container, mounted_in, remove_
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, build, built, existing, recipe
 from ringfence_sandbox.container.isolation import WORKSPACE, Property, SandboxLimits
 from ringfence_sandbox.container.network import Network, Resolve, allowed_hosts, resolve_name
+from ringfence_sandbox.container.pipes import Stream
 from ringfence_sandbox.disk.hidden_tree import Inode
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.project.project_image import remembered_image

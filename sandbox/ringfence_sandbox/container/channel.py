@@ -9,7 +9,6 @@ PID namespace; and when the executor ends, a `Channel.run` under way raises `Exe
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -22,14 +21,15 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from ringfence.errors import RingfenceError
 from ringfence_sandbox.container import executor as protocol
+from ringfence_sandbox.container.pipes import OnOutput, Pipes
 from ringfence_sandbox.disk.forks import FORKS
 
 EXECUTOR: Final = Path(protocol.__file__)
@@ -37,14 +37,9 @@ EXECUTOR: Final = Path(protocol.__file__)
 
 SOCKET_NAME: Final = "socket"
 
-Stream = Literal["stdout", "stderr", "report"]
-OnOutput = Callable[[Stream, bytes], None]
-
 _PATIENCE_SECONDS = protocol.ENDING_SECONDS + 5  # after a timeout the executor answers in this time, or ends itself
 _ENDING_ALONE_SECONDS = 1.0  # an executor whose stream has ended is killed after so long
 _EVER = 1e9  # seconds
-_CHUNK = 256 * 1024
-_MOST_READS = 4096  # of one stream after its writers have ended; a pipe never holds so much
 _ENDED = "the container has ended: its memory was used up, or somebody ended it"
 _MUST_NOT = "the executor sent what it must not send"
 
@@ -198,7 +193,7 @@ class Channel:
         if not 0 < timeout_seconds < math.inf:
             raise ValueError(f"a command needs a time limit above 0 seconds, not {timeout_seconds}")
         try:
-            with self._turn, _Pipes(stdin, report) as pipes:
+            with self._turn, Pipes(stdin, report) as pipes:
                 if self._closed:
                     ended = self._wait_until_gone(0)
                     raise ExecutorLostError("this channel is closed; start another container", ended=ended)
@@ -211,7 +206,7 @@ class Channel:
             self._free_if_closed()
 
     def _run(
-        self, request: object, descriptors: Sequence[int], pipes: _Pipes, limit: float, on_output: OnOutput
+        self, request: object, descriptors: Sequence[int], pipes: Pipes, limit: float, on_output: OnOutput
     ) -> Ended:
         self._number = self._number % 0xFFFF_FFFF + 1
         sent = False
@@ -236,7 +231,7 @@ class Channel:
             self.close()
         return ended
 
-    def _attend(self, pipes: _Pipes, limit: float, on_output: OnOutput) -> Ended:
+    def _attend(self, pipes: Pipes, limit: float, on_output: OnOutput) -> Ended:
         """Hand on output and input until the command has ended."""
         stream = self._connection.fileno()
         pipes.events.register(stream, select.POLLIN)
@@ -408,98 +403,6 @@ class Channel:
             if self._process is not None:
                 os.close(self._process)
                 self._process = None
-
-
-class _Pipes:
-    """The pipes of one command. Nothing here waits for what is behind them."""
-
-    def __init__(self, stdin: bytes | None, report: bool) -> None:
-        """With ``report`` there is one more that is read."""
-        self.events = select.poll()
-        """Told of each outer end as long as it is open."""
-        self.inner: dict[str, int] = {}
-        """The command's ends, until `let_go`."""
-        self._unwritten = memoryview(stdin or b"")
-        self._readable: dict[int, Stream] = {}
-        self._writable: int | None = None
-        streams: Sequence[Stream] = ("stdout", "stderr", "report") if report else ("stdout", "stderr")
-        try:
-            for stream in streams:
-                descriptor, self.inner[stream] = os.pipe()
-                self._readable[descriptor] = stream
-                with suppress(OSError):  # where the user has too many already, it stays as it is
-                    fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _CHUNK)  # fewer turns a megabyte
-                self.events.register(descriptor, select.POLLIN)
-            if stdin is not None:
-                self.inner["stdin"], self._writable = os.pipe()
-                self.events.register(self._writable, select.POLLOUT)
-            for descriptor in self.inner.values():
-                os.fchmod(descriptor, 0o666)  # the container's user opens /dev/stdout anew
-            for descriptor in (*self._readable, *([] if self._writable is None else [self._writable])):
-                os.set_blocking(descriptor, False)
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def let_go(self) -> None:
-        """Close this process's copies of the command's ends."""
-        while self.inner:
-            os.close(self.inner.popitem()[1])
-
-    def serve(self, descriptor: int, on_output: OnOutput) -> None:
-        """Do what a descriptor is ready for."""
-        if descriptor == self._writable:
-            self._write(descriptor)
-        elif descriptor in self._readable:
-            self._read(descriptor, on_output)
-
-    def drain(self, on_output: OnOutput) -> None:
-        """Hand on what is left when nobody writes any more."""
-        for descriptor in list(self._readable):
-            for _ in range(_MOST_READS):
-                if not self._read(descriptor, on_output):
-                    break
-
-    def close(self) -> None:
-        self.let_go()
-        for descriptor in [*self._readable, self._writable]:
-            if descriptor is not None:
-                self._close(descriptor)
-
-    def _read(self, descriptor: int, on_output: OnOutput) -> bool:
-        """False where there is nothing now, or never again."""
-        try:
-            data = os.read(descriptor, _CHUNK)
-        except BlockingIOError:
-            return False
-        if data:
-            on_output(self._readable[descriptor], data)
-        else:
-            self._close(descriptor)
-        return bool(data)
-
-    def _write(self, descriptor: int) -> None:
-        try:
-            while self._unwritten:
-                self._unwritten = self._unwritten[os.write(descriptor, self._unwritten[:_CHUNK]) :]
-        except BlockingIOError:
-            return
-        except BrokenPipeError:  # the command does not read the rest
-            pass
-        self._close(descriptor)
-
-    def _close(self, descriptor: int) -> None:
-        self.events.unregister(descriptor)
-        os.close(descriptor)
-        self._readable.pop(descriptor, None)
-        if descriptor == self._writable:
-            self._writable = None
 
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # where executors wait to be heard, too

@@ -39,8 +39,15 @@ REFUSED = frozenset(
 _NAMESPACES = 0x7E020000  # every CLONE_NEW* that clone takes
 _NEW_TIME = 0x80  # of unshare only; clone has the exit signal there
 _FAMILIES = (1, 2, 10, 16)  # UNIX, INET, INET6, NETLINK
-# A process may ask these for any other of its user's: commands could starve the executor, or cut its limits.
-_OF_ITSELF = ("sched_setattr", "sched_setparam", "sched_setscheduler")
+# A process may ask these for any other of its user's: commands could starve the executor, or cut its limits. These are
+# the arguments with which it asks for itself.
+_OF_ITSELF = {
+    "sched_setattr": (0,),
+    "sched_setparam": (0,),
+    "sched_setscheduler": (0,),
+    "setpriority": (0, 0),
+    "ioprio_set": (1, 0),
+}
 # Where the host gives core dumps to a program, that runs as its root, whatever the limit is, but for a limit of 1.
 _CORE = 4
 _RESOURCES = 16
@@ -50,21 +57,8 @@ _SET_USER_ID = 0o4000
 _MODE_AT = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
 _OPEN_FLAGS_AT = {"open": 1, "openat": 2}  # the mode comes next, and counts where a file is made
 _MAKES_A_FILE = 0o100 | 0o20000000  # O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY
-_BY_ARGUMENT = frozenset(
-    {
-        "clone",
-        "unshare",
-        "socket",
-        "setpriority",
-        "ioprio_set",
-        "setrlimit",
-        "prlimit64",
-        *_OF_ITSELF,
-        *_MODE_AT,
-        *_OPEN_FLAGS_AT,
-    }
-)
-_UNSEEN = frozenset({"clone3", "openat2"})  # their arguments are where no filter sees them
+# Their arguments are where no filter sees them. Who meets this asks clone, or openat, instead.
+_UNSEEN = ("clone3", "openat2")
 
 
 def profile_path() -> str:
@@ -87,6 +81,8 @@ def profile_path() -> str:
 def stricter(stock: dict[str, Any], machine: str) -> dict[str, Any]:
     """A profile for containers without capabilities, for the machine's own architecture alone: the calls of others
     have other numbers, and some of them take several calls' names as an argument."""
+    judged = list(_by_argument())
+    otherwise = REFUSED.union(*(rule["names"] for rule in judged))
     allowed: list[dict[str, Any]] = []
     for rule in stock["syscalls"]:
         includes: dict[str, list[str]] = rule.get("includes") or {}
@@ -94,69 +90,60 @@ def stricter(stock: dict[str, Any], machine: str) -> dict[str, Any]:
         here = not includes.get("arches") or _GO_NAMES.get(machine, machine) in includes["arches"]
         if rule["action"] != "SCMP_ACT_ALLOW" or includes.get("caps") or excludes.get("arches") or not here:
             continue
-        names = [name for name in rule["names"] if name not in REFUSED | _BY_ARGUMENT | _UNSEEN]
-        if names:
+        if names := [name for name in rule["names"] if name not in otherwise]:
             allowed.append({"names": names, "action": "SCMP_ACT_ALLOW", "args": rule.get("args") or []})
-    by_argument = [
-        _rule("SCMP_ACT_ALLOW", "clone", [_argument("SCMP_CMP_MASKED_EQ", _NAMESPACES, 0)]),
-        _rule("SCMP_ACT_ALLOW", "unshare", [_argument("SCMP_CMP_MASKED_EQ", _NAMESPACES | _NEW_TIME, 0)]),
-        *(_rule("SCMP_ACT_ALLOW", "socket", [_argument("SCMP_CMP_EQ", family)]) for family in _FAMILIES),
-        *(_rule("SCMP_ACT_ALLOW", name, [_argument("SCMP_CMP_EQ", 0)]) for name in _OF_ITSELF),
-        _rule("SCMP_ACT_ALLOW", "setpriority", [_argument("SCMP_CMP_EQ", 0), _argument("SCMP_CMP_EQ", 0, index=1)]),
-        _rule("SCMP_ACT_ALLOW", "ioprio_set", [_argument("SCMP_CMP_EQ", 1), _argument("SCMP_CMP_EQ", 0, index=1)]),
-        _rule("SCMP_ACT_ERRNO", "ioprio_set", [_argument("SCMP_CMP_NE", 1)], _EPERM),
-        _rule("SCMP_ACT_ERRNO", "ioprio_set", [_argument("SCMP_CMP_NE", 0, index=1)], _EPERM),
-        *(_rule("SCMP_ACT_ERRNO", name, [_argument("SCMP_CMP_NE", 0)], _EPERM) for name in _OF_ITSELF),
-        _rule("SCMP_ACT_ERRNO", "setpriority", [_argument("SCMP_CMP_NE", 0)], _EPERM),
-        _rule("SCMP_ACT_ERRNO", "setpriority", [_argument("SCMP_CMP_NE", 0, index=1)], _EPERM),
-        *(_rule("SCMP_ACT_ALLOW", name, [_no_bits(_SET_USER_ID, at)]) for name, at in _MODE_AT.items()),
-        *(_rule("SCMP_ACT_ERRNO", name, [_bit(_SET_USER_ID, at)], _EPERM) for name, at in _MODE_AT.items()),
-        *(_rule("SCMP_ACT_ALLOW", name, [_no_bits(_MAKES_A_FILE, at)]) for name, at in _OPEN_FLAGS_AT.items()),
-        *(_rule("SCMP_ACT_ALLOW", name, [_no_bits(_SET_USER_ID, at + 1)]) for name, at in _OPEN_FLAGS_AT.items()),
-        *_limits_but_of_cores(),
-        # Who meets this asks clone, or openat, instead.
-        *(_rule("SCMP_ACT_ERRNO", name, [], _ENOSYS) for name in sorted(_UNSEEN)),
-        _rule("SCMP_ACT_ERRNO", "socket", [_argument("SCMP_CMP_GT", max(_FAMILIES))], _EAFNOSUPPORT),
-    ]
-    refused = {"names": sorted(REFUSED), "action": "SCMP_ACT_ERRNO", "errnoRet": _EPERM, "args": []}
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": _ENOSYS,  # as a kernel that does not know them: programs then take another way
         "architectures": [_ARCHITECTURES[machine]] if machine in _ARCHITECTURES else [],
-        "syscalls": [*allowed, *by_argument, refused],
+        "syscalls": [*allowed, *judged, _refuse(sorted(REFUSED), _EPERM)],
     }
 
 
-def _limits_but_of_cores() -> Iterator[dict[str, Any]]:
-    """A process may lower its own limits, but for that of core dumps: that seems to be done, and is not."""
-    own = _argument("SCMP_CMP_EQ", 0)
+def _by_argument() -> Iterator[dict[str, Any]]:
+    """The rules for calls that are refused with some arguments only."""
+    yield _allow("clone", _no_bits(0, _NAMESPACES))
+    yield _allow("unshare", _no_bits(0, _NAMESPACES | _NEW_TIME))
+    for name in _UNSEEN:
+        yield _refuse([name], _ENOSYS)
+    for family in _FAMILIES:
+        yield _allow("socket", _argument(0, "EQ", family))
+    yield _refuse(["socket"], _EAFNOSUPPORT, _argument(0, "GT", max(_FAMILIES)))
+    for name, arguments in _OF_ITSELF.items():
+        yield _allow(name, *(_argument(at, "EQ", value) for at, value in enumerate(arguments)))
+        for at, value in enumerate(arguments):
+            yield _refuse([name], _EPERM, _argument(at, "NE", value))
+    for name, at in _MODE_AT.items():
+        yield _allow(name, _no_bits(at, _SET_USER_ID))
+        yield _refuse([name], _EPERM, _argument(at, "MASKED_EQ", _SET_USER_ID, _SET_USER_ID))
+    for name, at in _OPEN_FLAGS_AT.items():
+        yield _allow(name, _no_bits(at, _MAKES_A_FILE))
+        yield _allow(name, _no_bits(at + 1, _SET_USER_ID))
+    # A process may lower its own limits, but for that of core dumps: that seems to be done, and is not.
+    own = _argument(0, "EQ", 0)
     for resource in range(_RESOURCES):
-        action = "SCMP_ACT_ERRNO" if resource == _CORE else "SCMP_ACT_ALLOW"
-        code = 0 if resource == _CORE else None
-        yield _rule(action, "setrlimit", [_argument("SCMP_CMP_MASKED_EQ", _LOW_BITS, resource)], code)
-        which = _argument("SCMP_CMP_MASKED_EQ", _LOW_BITS, resource, index=1)
+        of_own = own, _argument(1, "MASKED_EQ", _LOW_BITS, resource)
         if resource == _CORE:
-            asked = _argument("SCMP_CMP_EQ", 0, index=2)
-            yield _rule("SCMP_ACT_ALLOW", "prlimit64", [own, which, asked])
-            which_new = [own, which, _argument("SCMP_CMP_NE", 0, index=2)]
-            yield _rule(action, "prlimit64", which_new, code)
+            yield _refuse(["setrlimit"], 0, _argument(0, "MASKED_EQ", _LOW_BITS, resource))
+            yield _refuse(["prlimit64"], 0, *of_own, _argument(2, "NE", 0))
+            yield _allow("prlimit64", *of_own, _argument(2, "EQ", 0))
         else:
-            yield _rule(action, "prlimit64", [own, which])
-    yield _rule("SCMP_ACT_ERRNO", "prlimit64", [_argument("SCMP_CMP_NE", 0)], _EPERM)
+            yield _allow("setrlimit", _argument(0, "MASKED_EQ", _LOW_BITS, resource))
+            yield _allow("prlimit64", *of_own)
+    yield _refuse(["prlimit64"], _EPERM, _argument(0, "NE", 0))
 
 
-def _rule(action: str, name: str, arguments: list[dict[str, Any]], code: int | None = None) -> dict[str, Any]:
-    rule: dict[str, Any] = {"names": [name], "action": action, "args": arguments}
-    return rule if code is None else {**rule, "errnoRet": code}
+def _allow(name: str, *arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"names": [name], "action": "SCMP_ACT_ALLOW", "args": [*arguments]}
 
 
-def _no_bits(bits: int, index: int) -> dict[str, Any]:
-    return _argument("SCMP_CMP_MASKED_EQ", bits, 0, index=index)
+def _refuse(names: list[str], code: int, *arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": code, "args": [*arguments]}
 
 
-def _bit(bit: int, index: int) -> dict[str, Any]:
-    return _argument("SCMP_CMP_MASKED_EQ", bit, bit, index=index)
+def _no_bits(index: int, bits: int) -> dict[str, Any]:
+    return _argument(index, "MASKED_EQ", bits)
 
 
-def _argument(operator: str, value: int, value_two: int = 0, *, index: int = 0) -> dict[str, Any]:
-    return {"index": index, "value": value, "valueTwo": value_two, "op": operator}
+def _argument(index: int, operator: str, value: int, value_two: int = 0) -> dict[str, Any]:
+    return {"index": index, "value": value, "valueTwo": value_two, "op": f"SCMP_CMP_{operator}"}

@@ -13,7 +13,7 @@ import os
 import struct
 import subprocess
 from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence_sandbox.container.connection import Host
@@ -29,13 +29,12 @@ _IDMAP, _NOSUID, _NODEV = 0x100000, 0x2, 0x4
 _MNT_DETACH, _NOFOLLOW = 2, 8
 _AT_FDCWD = -100
 IDS = 65536
-_NEVER = frozenset({errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP})
 
-Mapping = tuple[int, int, int]
+IdMap = tuple[int, int, int]
 """First id inside, first id outside, how many."""
 
 
-def exchanged(ids: int, shown: int, owner: int) -> Sequence[Mapping]:
+def exchanged(ids: int, shown: int, owner: int) -> Sequence[IdMap]:
     """All ids moved up by `ids`, but those of `owner` and `shown` exchanged: what `owner` has on disk is shown as
     ``ids + shown``."""
     if owner == shown:
@@ -52,15 +51,23 @@ def exchanged(ids: int, shown: int, owner: int) -> Sequence[Mapping]:
 
 
 @contextmanager
-def owner_mount(tree: str, place: str, users: Sequence[Mapping], groups: Sequence[Mapping]) -> Generator[str]:
-    """The path of a directory in `place` on which `tree` is mounted with other numbers. The mount ends with the block;
+def owner_mount(tree: str, users: Sequence[IdMap], groups: Sequence[IdMap]) -> Generator[str]:
+    """The path of a directory in `MOUNTS` on which `tree` is mounted with other numbers. The mount ends with the block;
     a container that has it by then keeps it.
 
     Raises:
         OSError: the kernel, the filesystem or the privileges do not allow it.
     """
-    os.makedirs(place, mode=0o700, exist_ok=True)
-    target = os.path.join(place, f"{own_label()}-{os.urandom(4).hex()}")
+    if os.geteuid() != 0:
+        raise PermissionError(errno.EPERM, "only root can mount it with other numbers")
+    os.makedirs(MOUNTS, mode=0o700, exist_ok=True)
+    for name in os.listdir(MOUNTS):  # of the killed
+        if is_orphan(name.rpartition("-")[0]):
+            with suppress(OSError):  # not mounted: killed before it was
+                _unmount(os.path.join(MOUNTS, name))
+            with suppress(OSError):
+                os.rmdir(os.path.join(MOUNTS, name))
+    target = os.path.join(MOUNTS, f"{own_label()}-{os.urandom(4).hex()}")
     os.mkdir(target, 0o700)
     try:
         with _namespace(users, groups) as namespace:
@@ -73,19 +80,8 @@ def owner_mount(tree: str, place: str, users: Sequence[Mapping], groups: Sequenc
         os.rmdir(target)
 
 
-def remove_leftovers(place: str) -> None:
-    """Unmount what the killed have left in `place`."""
-    for name in os.listdir(place) if os.path.isdir(place) else ():
-        if is_orphan(name.rpartition("-")[0]):
-            target = os.path.join(place, name)
-            with suppress(OSError):  # not mounted: killed before it was
-                _unmount(target)
-            with suppress(OSError):
-                os.rmdir(target)
-
-
 @contextmanager
-def _namespace(users: Sequence[Mapping], groups: Sequence[Mapping]) -> Generator[int]:
+def _namespace(users: Sequence[IdMap], groups: Sequence[IdMap]) -> Generator[int]:
     """A descriptor of a user namespace with these maps: a mount takes its maps from one."""
     child = subprocess.Popen(
         ["unshare", "--user", "sh", "-c", "echo; read -r _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -139,54 +135,32 @@ def handed_over(root: str, host: Host) -> Generator[tuple[str, Users]]:
     """
     owner = os.stat(root)
     if host.rootless:
-        yield root, _rootless(root, owner)
+        if owner.st_uid != os.getuid():
+            raise SandboxUnavailableError(
+                f"{root} belongs to user {owner.st_uid}, and a rootless Podman's containers can only be user "
+                f"{os.getuid()}: run as that user, or use the system's Podman "
+                "(CONTAINER_HOST=unix:///run/podman/podman.sock)"
+            )
+        way = "rootless: the user's own number, in a user namespace"
+        yield root, Users(f"{os.getuid()}:{os.getgid()}", {"userns_mode": {"nsmode": "keep-id"}}, way)
         return
+    maps = [exchanged(FIRST_ID, USER, number) for number in (owner.st_uid, owner.st_gid)]
     with ExitStack() as stack:
         try:
-            place = stack.enter_context(_mounted_for(root, owner))
+            place = stack.enter_context(owner_mount(root, *maps))
         except OSError as error:
-            if owner.st_uid == 0 or owner.st_gid == 0:
-                raise SandboxUnavailableError(_no_mount(root, owner, str(error))) from error
-            place, users = root, _as_owner(owner)
+            user = f"{owner.st_uid}:{owner.st_gid}"
+            if 0 in (owner.st_uid, owner.st_gid):
+                raise SandboxUnavailableError(
+                    f"{root} belongs to {user}, and what a container changes there could not be given to root without "
+                    f"making the container root ({error}): `chown -R` it to an ordinary user and group, or use Linux "
+                    "5.12 or newer with a filesystem that has idmapped mounts (ext4, xfs, btrfs), as root"
+                ) from error
+            place, users = root, Users(user, {}, f"the owner ({user}), without a user namespace")
         else:
-            users = _nobody()
+            # In one piece: Podman 4.3 cannot mount an image for maps of several.
+            whole = [{"container_id": 0, "host_id": FIRST_ID, "size": IDS}]
+            mapped = {"userns_mode": {"nsmode": "private"}, "idmappings": {"UIDMap": whole, "GIDMap": whole}}
+            way = f"nobody on the host ({FIRST_ID + USER}), with a mount on which the owner's files are that user's"
+            users = Users(f"{USER}:{USER}", mapped, way)
         yield place, users
-
-
-def _rootless(root: str, owner: os.stat_result) -> Users:
-    if owner.st_uid != os.getuid():
-        raise SandboxUnavailableError(
-            f"{root} belongs to user {owner.st_uid}, and a rootless Podman's containers can only be user "
-            f"{os.getuid()}: run as that user, or use the system's Podman (CONTAINER_HOST=unix:///run/podman/podman.sock)"
-        )
-    user = f"{os.getuid()}:{os.getgid()}"
-    return Users(user, {"userns_mode": {"nsmode": "keep-id"}}, "rootless: the user's own number, in a user namespace")
-
-
-def _mounted_for(root: str, owner: os.stat_result) -> AbstractContextManager[str]:
-    if os.geteuid() != 0:
-        raise PermissionError(errno.EPERM, "only root can mount it with other numbers")
-    remove_leftovers(MOUNTS)
-    users, groups = exchanged(FIRST_ID, USER, owner.st_uid), exchanged(FIRST_ID, USER, owner.st_gid)
-    return owner_mount(root, MOUNTS, users, groups)
-
-
-def _nobody() -> Users:
-    # In one piece: Podman 4.3 cannot mount an image for maps of several.
-    whole = [{"container_id": 0, "host_id": FIRST_ID, "size": IDS}]
-    mapped = {"userns_mode": {"nsmode": "private"}, "idmappings": {"UIDMap": whole, "GIDMap": whole}}
-    way = f"nobody on the host ({FIRST_ID + USER}), with a mount on which the owner's files are that user's"
-    return Users(f"{USER}:{USER}", mapped, way)
-
-
-def _as_owner(owner: os.stat_result) -> Users:
-    user = f"{owner.st_uid}:{owner.st_gid}"
-    return Users(user, {}, f"the owner ({user}), without a user namespace")
-
-
-def _no_mount(root: str, owner: os.stat_result, why: str) -> str:
-    return (
-        f"{root} belongs to {owner.st_uid}:{owner.st_gid}, and what a container changes there could not be given to "
-        f"root without making the container root ({why}): `chown -R` it to an ordinary user and group, or use Linux "
-        "5.12 or newer with a filesystem that has idmapped mounts (ext4, xfs, btrfs), as root"
-    )
