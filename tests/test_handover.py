@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from ringfence_sandbox import ShellEnvironment
-from ringfence_sandbox.container.commands import CommandRequest, Handover
+from ringfence_sandbox.container.commands import CommandRequest, KeptEnvironment
 from ringfence_sandbox.container.executor import REPORT
 
 OWN = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "a.b": "x"}
@@ -19,11 +19,11 @@ BEFORE = ShellEnvironment("", {"A": "1"})
 def left(shell: str, command: str) -> tuple[int, bytes, ShellEnvironment | None]:
     """The exit code, what was printed, and the environment that is left."""
     request = CommandRequest.of(command, cwd="", env={}, stdin=None, timeout_seconds=5, environment=BEFORE)
-    handover = Handover(request, "/usr", OWN)
+    kept = KeptEnvironment(request, "/usr", OWN)
     reading, writing = os.pipe()
     child = subprocess.Popen(
-        ["bash", "-c", f'exec "$@" {REPORT}>&$0', str(writing), *shell.split(), *handover.argv[1:]],
-        env={**OWN, **{name: value for name, value in handover.env.items() if value is not None}},
+        ["bash", "-c", f'exec "$@" {REPORT}>&$0', str(writing), *shell.split(), *kept.argv[1:]],
+        env={**OWN, **{name: value for name, value in kept.env.items() if value is not None}},
         cwd="/usr",
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -31,9 +31,9 @@ def left(shell: str, command: str) -> tuple[int, bytes, ShellEnvironment | None]
     )
     os.close(writing)
     with open(reading, "rb") as report:
-        handover.take(report.read())
+        kept.take(report.read())
     said, _ = child.communicate(timeout=5)
-    return child.returncode, said, handover.left()
+    return child.returncode, said, kept.left()
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash --posix", "busybox sh"])
@@ -62,6 +62,10 @@ def test_a_shell_says_what_it_exports_and_ends_as_it_would(
 
 def test_where_nothing_is_asked_for_a_command_is_left_as_it_is() -> None:
     request = CommandRequest.of("echo", cwd="", env={"A": "1"}, stdin=None, timeout_seconds=5, environment=None)
-    handover = Handover(request, "/workspace", {})
-    assert (handover.argv, handover.env, handover.reports) == (("/bin/sh", "-c", "echo"), {"A": "1"}, False)
-    assert handover.left() is None
+    kept = KeptEnvironment(request, "/workspace", {})
+    assert (kept.argv, kept.env, kept.reports) == (
+        ("/bin/sh", "-c", "echo"),
+        {"A": "1"},
+        False,
+    )
+    assert kept.left() is None

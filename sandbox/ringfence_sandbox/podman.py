@@ -25,12 +25,11 @@ from ringfence_sandbox.container.commands import (
     UNKNOWN,
     CommandRequest,
     CommandWatch,
-    Handover,
+    KeptEnvironment,
     ShellEnvironment,
     ShownOutput,
     explained,
     no_directory,
-    timed_out,
 )
 from ringfence_sandbox.container.connection import Connection, connect, reading
 from ringfence_sandbox.container.container import Container, mounted_in, remove_orphans
@@ -143,7 +142,6 @@ class PodmanSandbox:
             if os.path.realpath(root) != filesystem.root:
                 raise ValueError(f"the filesystem is over {filesystem.root}, not over {os.path.realpath(root)}")
         self.filesystem: HostFilesystem = filesystem
-        self._held.watch = CommandWatch(filesystem.root, self.limits.free_disk_bytes, self.limits.free_inodes)
         self._held.connection = connection
         self._held.owns_connection = connection is None
         self._finalizer = weakref.finalize(self, self._held.close)
@@ -324,48 +322,46 @@ class PodmanSandbox:
         replaced = "the container had ended, and this is a new one" if before not in (None, container) else ""
         # Whoever recovers the workspace after us ends the container before anything is taken back.
         heartbeat = self.filesystem.note_process(container.process)
-        handover = Handover(request, directory, container.environment, self.secrets)
+        kept = KeptEnvironment(request, directory, container.environment, self.secrets)
         output = self.filesystem.outputs.of_command(os.urandom(8).hex(), self.limits.output_bytes)
-
         shown = ShownOutput(output, self.secrets, on_output)
 
         def take(stream: Stream, data: bytes) -> None:
             if stream == "report":
-                handover.take(data)
+                kept.take(data)
             else:
                 shown.take(stream, data)
 
-        assert self._held.watch is not None
-        watch = self._held.watch
         begun = time.monotonic()
-        proxy, used = container.proxy, None
-        watch.begin(container.channel.kill, cancellation)
+        proxy, used, failure = container.proxy, None, ""
+        watch = CommandWatch(self.filesystem.root, self.limits, container.channel.kill, cancellation)
         try:
-            if proxy is not None:
-                proxy.start()
-            ended = container.channel.run(
-                handover.argv,
-                cwd=directory,
-                env=handover.env,
-                stdin=request.stdin,
-                timeout_seconds=request.timeout_seconds,
-                on_output=take,
-                report=handover.reports,
-                heartbeat=heartbeat,
-            )
-            failure = timed_out(request) if ended.timed_out else ""
+            with watch:
+                if proxy is not None:
+                    proxy.start()
+                ended = container.channel.run(
+                    kept.argv,
+                    cwd=directory,
+                    env=kept.env,
+                    stdin=request.stdin,
+                    timeout_seconds=request.timeout_seconds,
+                    on_output=take,
+                    report=kept.reports,
+                    heartbeat=heartbeat,
+                )
+            if ended.timed_out:
+                seconds = request.timeout_seconds
+                failure = f"timed out after {seconds:g} second{'' if seconds == 1 else 's'}"
         except ExecutorLostError as lost:
             self._end_container()
             ended = Ended(KILLED, duration_seconds=time.monotonic() - begun)
             failure = f"the container was lost ({lost}); the next command gets a new one"
         finally:
-            watch.stop()
             if proxy is not None:
                 used = proxy.stop()
             shown.close()
-        if watch.reason:
-            failure = watch.reason
-        left = request.environment if failure else handover.left()
+        failure = watch.reason or failure
+        left = request.environment if failure else kept.left()
         said = [replaced, moved, explained(request, ended), failure]
         said += ["out of memory: a process was killed"] * ended.killed_by_oom
         said += used.refusals() if used is not None else []
@@ -418,7 +414,6 @@ class _NotKept(Exception):
 class _Held:
     """What a sandbox has to let go of, also when nobody refers to it any more and when the interpreter ends."""
 
-    watch: CommandWatch | None = None
     container: Container | None = None
     connection: Connection | None = None
     owns_connection: bool = True
@@ -437,7 +432,5 @@ class _Held:
                 stack.callback(self.workspace.close)
             if self.connection is not None and self.owns_connection:
                 stack.callback(self.connection.close)
-            if self.watch is not None:
-                stack.callback(self.watch.close)
             if self.container is not None:
                 stack.callback(self.container.close)

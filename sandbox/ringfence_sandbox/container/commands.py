@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, cast
 
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.secrets import MaskedStream, Secrets
 from ringfence_sandbox.container.channel import Ended
 from ringfence_sandbox.container.executor import REPORT
-from ringfence_sandbox.container.isolation import WORKSPACE
+from ringfence_sandbox.container.isolation import WORKSPACE, SandboxLimits
 from ringfence_sandbox.disk.outputs import CommandOutput
+
+Printed: TypeAlias = Literal["stdout", "stderr"]
+LONGEST_ARGUMENT = 128 * 1024 - 1
+"""Bytes of one argument, or of one variable with its name: what Linux takes."""
+LONGEST_SECONDS = 24 * 3600.0
+LONGEST_REPORT = 64 * 1024
+"""Bytes of a directory and all exported variables. A longer report is none."""
+UNKNOWN = "what it exported is not known, so that the next command begins as this one did"
+_SHELL = ("/bin/sh", "-c")
+_NOT_FOUND = 127
+_LOOK_SECONDS = 0.05
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
+_OF_EACH_SHELL = frozenset({"_", "OLDPWD", "PWD", "SHLVL"})
+# On the line of the command, so that the shell counts its lines right. `set +ex`: what a command asks for is not for
+# what follows it. The directory and each variable end with a zero byte, and the whole with one more.
+_REPORTING = (
+    "trap '{ set +ex; } 2>/dev/null; "
+    '{ command pwd -P && command printf "\\0" && command -p env -0 && command printf "\\0"; } '
+    f"2>/dev/null >/proc/self/fd/{REPORT}' EXIT; "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +51,6 @@ class ShellEnvironment:
     """A directory of the workspace, relative to its root."""
     variables: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """None is a variable of the container that is taken out."""
-
-
-LONGEST_ARGUMENT = 128 * 1024 - 1
-"""Bytes of one argument, or of one variable with its name: what Linux takes."""
-LONGEST_SECONDS = 24 * 3600.0
-_NOT_FOUND = 127
-_SHELL = ("/bin/sh", "-c")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,45 +84,42 @@ class CommandRequest:
         Raises:
             TypeError, ValueError: it cannot be asked for so; says how.
         """
-        argv = (*_SHELL, _text("the command", command)) if isinstance(command, str) else _arguments(command)
+        words: Any = [*_SHELL, command] if isinstance(command, str) else command
+        if isinstance(words, bytes | bytearray) or not isinstance(words, Sequence):
+            raise TypeError(
+                f"the command is {_kind(command)}: give text for the shell, or a list of texts, a program and its "
+                "arguments"
+            )
+        what = "the command" if isinstance(command, str) else "argument {} of the command"
+        argv = tuple(_text(what.format(number), word) for number, word in enumerate(cast("Sequence[object]", words)))
         if not argv or not argv[0] or (isinstance(command, str) and not command.strip()):
             raise ValueError("the command is empty: give text for the shell, or a program and its arguments")
         if not isinstance(cwd, str):
             raise TypeError(f"cwd is a text, the path of a directory of the workspace, not {_kind(cwd)}")
+        if not isinstance(env, Mapping):
+            raise TypeError(f"env is a mapping of names to values, not {_kind(env)}")
         if stdin is not None and not isinstance(stdin, str | bytes):
             raise TypeError(f"stdin is a text or bytes, not {_kind(stdin)}")
         if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, int | float):
             raise TypeError(f"timeout_seconds is a number of seconds, not {_kind(timeout_seconds)}")
-        if not 0 < timeout_seconds <= LONGEST_SECONDS or not math.isfinite(timeout_seconds):
+        if not 0 < timeout_seconds <= LONGEST_SECONDS:  # nor `nan`
             raise ValueError(f"timeout_seconds is above 0 and at most {LONGEST_SECONDS:g}, not {timeout_seconds}")
+        variables = dict(_variable(name, value) for name, value in cast("Mapping[object, object]", env).items())
         given = stdin.encode() if isinstance(stdin, str) else stdin
-        return cls(argv, cwd, _variables(env), given, float(timeout_seconds), environment)
+        return cls(argv, cwd, variables, given, float(timeout_seconds), environment)
 
 
-def _arguments(command: object) -> tuple[str, ...]:
-    if isinstance(command, bytes | bytearray) or not isinstance(command, Sequence):
-        raise TypeError(
-            f"the command is {_kind(command)}: give text for the shell, or a list of texts, a program and its arguments"
-        )
-    words: Sequence[object] = command  # pyright: ignore[reportUnknownVariableType]  # of what, is to be seen
-    return tuple(_text(f"argument {number} of the command", word) for number, word in enumerate(words))
-
-
-def _variables(env: object) -> Mapping[str, str]:
-    if not isinstance(env, Mapping):
-        raise TypeError(f"env is a mapping of names to values, not {_kind(env)}")
-    known: Mapping[Any, Any] = env  # pyright: ignore[reportUnknownVariableType]  # of what, is to be seen
-    checked: dict[str, str] = {}
-    for name, value in known.items():
-        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-            raise ValueError(f"{name!r} cannot be the name of a variable: it is a text without '=' and zero characters")
-        checked[name] = _text(f"the variable {name}", value, besides=len(os.fsencode(name)) + 1)
-    return checked
+def _variable(name: object, value: object) -> tuple[str, str]:
+    if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+        raise ValueError(f"{name!r} cannot be the name of a variable: it is a text without '=' and zero characters")
+    return name, _text(f"the variable {name}", value, besides=len(os.fsencode(name)) + 1)
 
 
 def _text(what: str, value: object, *, besides: int = 0) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{what} is a text, not {_kind(value)}{_advice(value)}")
+        said = f"{what} is a text, not {_kind(value)}"
+        said += "; decode it, with os.fsdecode if it is a path" if isinstance(value, bytes) else ""
+        raise TypeError(said + ("; write str(...)" if isinstance(value, int | float | os.PathLike) else ""))
     if "\0" in value:
         raise ValueError(f"{what} has a zero character, where a program would see its end: give it as stdin")
     size = besides + len(os.fsencode(value))
@@ -118,12 +128,6 @@ def _text(what: str, value: object, *, besides: int = 0) -> str:
             f"{what} has {size:,} bytes, and Linux takes {LONGEST_ARGUMENT:,}: give it as stdin, or write it to a file"
         )
     return value
-
-
-def _advice(value: object) -> str:
-    if isinstance(value, bytes):
-        return "; decode it, with os.fsdecode if it is a path"
-    return "; write str(...)" if isinstance(value, int | float | os.PathLike) else ""
 
 
 def _kind(value: object) -> str:
@@ -142,11 +146,6 @@ def explained(request: CommandRequest, ended: Ended) -> str:
     return f"{ended.problem}; the container's PATH has no such program: take an image that has it, or give its path"
 
 
-def timed_out(request: CommandRequest) -> str:
-    seconds = request.timeout_seconds
-    return f"timed out after {seconds:g} second{'' if seconds == 1 else 's'}"
-
-
 def no_directory(cwd: str, error: OSError | ValueError) -> OSError | ValueError:
     """The same kind of error, with what a cwd may be. What says nothing about the path stays as it is."""
     why = str(error)
@@ -162,22 +161,8 @@ def no_directory(cwd: str, error: OSError | ValueError) -> OSError | ValueError:
     )
 
 
-LONGEST_REPORT = 64 * 1024
-"""Bytes of a directory and all exported variables. A longer report is none."""
-UNKNOWN = "what it exported is not known, so that the next command begins as this one did"
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_OF_EACH_SHELL = frozenset({"_", "OLDPWD", "PWD", "SHLVL"})
-# On the line of the command, so that the shell counts its lines right. `set +ex`: what a command asks for is not for
-# what follows it. The directory and each variable end with a zero byte, and the whole with one more.
-_REPORTING = (
-    "trap '{ set +ex; } 2>/dev/null; "
-    '{ command pwd -P && command printf "\\0" && command -p env -0 && command printf "\\0"; } '
-    f"2>/dev/null >/proc/self/fd/{REPORT}' EXIT; "
-)
-
-
-class Handover:
-    """Where no environment is to be kept, the command is run as it was asked for.
+class KeptEnvironment:
+    """What one command begins with and leaves to the next. Where none is to be kept, it is run as it was asked for.
 
     A shell says at its end where it is and what it exports, unless the command replaces it (``exec``), is killed, or
     sets a trap of its own on EXIT. A program leaves the environment as it was.
@@ -222,19 +207,13 @@ class Handover:
             return None
         changed = {name: value for name, value in self._changed(rest).items() if self._secrets.mask(value) is value}
         variables = {**self._before.variables, **changed}
-        own = self._own
-        return ShellEnvironment(
-            self._place(place),
-            {name: variables[name] for name in sorted(variables) if variables[name] != own.get(name)},
-        )
-
-    def _place(self, place: bytes) -> str:
-        assert self._before is not None
-        found = place.decode(errors="surrogateescape")
-        if found == self._directory:
-            return self._before.cwd
-        before, inside, cwd = f"{found}/".partition(f"{WORKSPACE}/")
-        return cwd.rstrip("/") if inside and not before else ""
+        cwd = place.decode(errors="surrogateescape")
+        if cwd == self._directory:
+            cwd = self._before.cwd
+        else:
+            cwd = cwd.removeprefix(f"{WORKSPACE}/") if cwd.startswith(f"{WORKSPACE}/") else ""
+        different = {name: variables[name] for name in sorted(variables) if variables[name] != self._own.get(name)}
+        return ShellEnvironment(cwd, different)
 
     def _changed(self, words: bytes) -> Mapping[str, str | None]:
         given = {**self._own, **self.env}
@@ -246,110 +225,74 @@ class Handover:
             if exported.get(name) != given.get(name)
             and name not in _OF_EACH_SHELL
             and _NAME.match(name)
-            and _is_text(exported.get(name, ""))
+            and not _NOT_UTF8.search(exported.get(name, ""))
         }
 
 
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-Printed: TypeAlias = Literal["stdout", "stderr"]
-
-
 class ShownOutput:
-    """The output of one command."""
+    """What a command prints, on its way to its file and to who watches: masked before either sees it."""
 
     def __init__(self, kept: CommandOutput, secrets: Secrets, on_output: Callable[[str, bytes], None] | None) -> None:
         """``on_output`` gets each piece of a stream as it comes."""
         self._kept = kept
         self._on_output = on_output
-        self._masked: dict[Printed, MaskedStream] = (
-            {"stdout": MaskedStream(secrets), "stderr": MaskedStream(secrets)} if secrets else {}
-        )
+        self._masked: dict[Printed, MaskedStream] = {}
+        if secrets:
+            self._masked = {"stdout": MaskedStream(secrets), "stderr": MaskedStream(secrets)}
 
     def take(self, stream: Printed, data: bytes) -> None:
-        if not self._masked:
-            self._show(stream, data)
-        elif shown := self._masked[stream].take(data):
-            self._show(stream, shown)
+        self._show(stream, self._masked[stream].take(data) if self._masked else data)
 
     def close(self) -> None:
         """Show what was held back, and close the files."""
         for stream, masked in self._masked.items():
-            if held := masked.end():
-                self._show(stream, held)
+            self._show(stream, masked.end())
         self._kept.close()
 
     def _show(self, stream: Printed, data: bytes) -> None:
-        self._kept.take(stream, data)
-        if self._on_output is not None:
-            self._on_output(stream, data)
-
-
-_LOOK_SECONDS = 0.05
+        if data:
+            self._kept.take(stream, data)
+            if self._on_output is not None:
+                self._on_output(stream, data)
 
 
 class CommandWatch:
-    """Ends a command that leaves too little space, or too few inodes, or whose call is cancelled. One thread, asleep
-    between commands."""
+    """Ends the command of a block when it leaves too little space, or too few inodes, on the disk of the workspace, or
+    when its call is cancelled. A thread of its own looks."""
 
-    def __init__(self, root: str, free_bytes: int, free_inodes: int) -> None:
+    def __init__(
+        self, root: str, limits: SandboxLimits, end: Callable[[], None], cancellation: Cancellation | None
+    ) -> None:
+        """``end`` is called in another thread, again and again until the block ends."""
         self._root = root
-        self._least = free_bytes, free_inodes
-        self._running = threading.Event()
-        self._closed = False
-        self._end: Callable[[], None] | None = None
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-        self._cancellation: Cancellation | None = None
+        self._end = end
+        self._cancellation = cancellation
+        # On a disk that is nearly full already a command may use half of what is left.
+        least = limits.free_disk_bytes, limits.free_inodes
+        self._floor = [min(wanted, left // 2) for wanted, left in zip(least, _left(root), strict=True)]
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="ringfence disk watch", daemon=True)
         self.reason = ""
         """Why what the command did is to be taken back, in words, if it is."""
 
-    def begin(self, end: Callable[[], None], cancellation: Cancellation | None) -> None:
-        """Watch from now on; ``end`` is called in another thread, again and again until `stop`."""
-        self.reason = ""
-        self._cancellation = cancellation
-        # On a disk that is nearly full already a command may use half of what is left.
-        self._floor = tuple(min(least, left // 2) for least, left in zip(self._least, _left(self._root), strict=True))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="ringfence disk watch", daemon=True)
-            self._thread.start()
-        self._end = end
-        self._running.set()
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
 
-    def stop(self) -> None:
-        with self._lock:
-            self._running.clear()
-            # What a quick command did between two looks is not let stay either.
-            if self._end is not None and not self.reason and (lacking := self._lacking()):
-                self.reason = lacking
-            self._end = self._cancellation = None
-
-    def close(self) -> None:
-        self._closed = True
-        self._running.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        # What a quick command did between two looks is not let stay either.
+        self.reason = self.reason or self._lacking()
 
     def _watch(self) -> None:
-        pause = threading.Event()
-        while self._running.wait() and not self._closed:
-            pause.wait(_LOOK_SECONDS)
-            with self._lock:
-                if self._end is None:
-                    continue
-                if lacking := self._lacking():
-                    self.reason = f"ended because {lacking}"
-                if self._cancellation is not None and self._cancellation.cancelled:
-                    self.reason = "ended because its call was cancelled"
-                if self.reason:
-                    self._end()
+        while not self._stopped.wait(_LOOK_SECONDS):
+            if lacking := self._lacking():
+                self.reason = f"ended because {lacking}"
+            if self._cancellation is not None and self._cancellation.cancelled:
+                self.reason = "ended because its call was cancelled"
+            if self.reason:
+                self._end()
 
     def _lacking(self) -> str:
         with suppress(FileNotFoundError):  # somebody has moved the root: cancellations are still looked for
