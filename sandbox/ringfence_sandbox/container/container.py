@@ -21,7 +21,7 @@ from ringfence.errors import SandboxUnavailableError
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import directories_above, escape_path
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
-from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended, ExecutorLostError, Listener
+from ringfence_sandbox.container.channel import SOCKET_NAME, Ended, ExecutorLostError, Listener
 from ringfence_sandbox.container.connection import UNREADABLE, Connection
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, SOURCES, recipe
 from ringfence_sandbox.container.isolation import (
@@ -47,6 +47,10 @@ from ringfence_sandbox.disk.state_files import write_once
 if TYPE_CHECKING:
     from ringfence_sandbox.container.proxy import Proxy
 
+WORKSPACE_LABEL = "io.ringfence.workspace"
+_CONNECT_SECONDS = 20.0
+_PROBE_SECONDS = 20.0
+_REMOVAL_SECONDS = 10.0
 _OPTIONS = ("-I", "-S", "-B")
 LENT = "/run/python"
 """Where it is in the container."""
@@ -125,38 +129,25 @@ def _copied(connection: Connection, image: str, machine: str) -> str:
     return place
 
 
-WORKSPACE_LABEL = "io.ringfence.workspace"
-_CONNECT_SECONDS = 20.0
-_PROBE_SECONDS = 20.0
-_REMOVAL_SECONDS = 10.0
-_COVERS_AT_ONCE = 500
-
-
 class Container:
     """A running container. Every process in it ends with it, and it ends with its owner."""
 
     def __init__(
         self,
         connection: Connection,
-        container: Any,
-        channel: Channel,
-        process: CallProcess,
+        root: str,
         python: Python,
-        way: str,
-        inner: Sequence[str] = (),
-        hidden: Mapping[str, Inode] = MappingProxyType({}),
+        image: str,
+        limits: SandboxLimits,
+        network: Network,
+        hidden: Mapping[str, Inode],
     ) -> None:
+        """Create and start one. NoPythonError, SandboxUnavailableError: it does not start."""
         self._connection = connection
         self.python = python
         """What runs the executor, and can run other programs of ours."""
-        self._container = container
-        self.channel = channel
-        self.process = process
-        """Its first process, as the host sees it."""
-        self.way = way
-        """How its users are mapped, in words."""
-        self.inner = inner
-        """What was mounted in the workspace when it was started, as `mounted_in` has it."""
+        self.inner = mounted_in(root)
+        """What was mounted in the workspace when it was started."""
         self.hidden = hidden
         """What was covered in the workspace when it was started: path to inode."""
         self.properties: Sequence[Property] = ()
@@ -164,6 +155,45 @@ class Container:
         """The way out for commands, where hosts are allowed by name."""
         self.environment: Mapping[str, str] = {}
         """What every command gets, unless it is told otherwise."""
+        self._container: Any = None
+        with Listener(podman_directory()) as listener, handed_over(root, connection.host) as (place, users):
+            self.way = users.way
+            """How its users are mapped, in words."""
+            wanted = options(
+                image=image,
+                workspace=place,
+                control=listener.directory,
+                executor=_script(),
+                limits=limits,
+                network=network,
+                users=users,
+            )
+            shown = {path: os.path.relpath(path, root) for path in self.inner}
+            bare = [path for path, at in shown.items() if hidden.keys().isdisjoint((at, *directories_above(at)))]
+            wanted["mounts"] += [_shown(root, path) for path in bare] + [_cover(root, path) for path in hidden]
+            if python.directory:
+                wanted["mounts"].append({"type": "bind", "source": python.directory, "target": LENT, "read_only": True})
+            try:
+                self._container = connection.client.containers.create(
+                    command=[],
+                    entrypoint=[*python.argv, EXECUTOR, f"{CONTROL}/{SOCKET_NAME}"],
+                    name=f"ringfence-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}-{os.urandom(4).hex()}",
+                    labels={OWNER_LABEL: own_label(), WORKSPACE_LABEL: root},
+                    **wanted,
+                )
+                self._container.start()
+                pid = int(self._container.inspect()["State"]["Pid"])
+                self.process = CallProcess.running(pid, f"the container {self.name}")
+                """Its first process, as the host sees it."""
+                self.channel = listener.accept(_CONNECT_SECONDS, pid=pid)
+            except BaseException as error:
+                why = _last_words(self._container)
+                _remove(connection, self._container)
+                if isinstance(error, APIError) and python is IN_THE_IMAGE and lacks_python(str(error)):
+                    raise NoPythonError(image) from error
+                if isinstance(error, (OSError, ExecutorLostError, *UNREADABLE)):  # podman-py's are an OSError too
+                    raise SandboxUnavailableError(_not_started(error, why)) from error
+                raise
 
     @property
     def name(self) -> str:
@@ -189,7 +219,7 @@ class Container:
             SandboxUnavailableError: it cannot be had, or is not shut in as it should be.
         """
         try:
-            started = cls._started(connection, root, IN_THE_IMAGE, image, limits, network, hidden)
+            started = cls(connection, root, IN_THE_IMAGE, image, limits, network, hidden)
         except NoPythonError as missing:
             lent = lent_python(connection)
             if lent is None:
@@ -197,77 +227,23 @@ class Container:
                     f"the image {image!r} has no python3 (3.9 or newer) for the sandbox's executor, and the default "
                     "image, which could lend it one, is not built: `ringfence sandbox build`"
                 ) from missing
-            started = cls._started(connection, root, lent, image, limits, network, hidden)
+            started = cls(connection, root, lent, image, limits, network, hidden)
         try:
             started.properties = started._verified(limits, network)
             _refuse(started.properties, strict)
             started.check_covered()
-            started._open_proxy(network, resolve)
+            if (allowed := allowed_hosts(network)) is not None:
+                from ringfence_sandbox.container.proxy import Proxy
+
+                listener = started.channel.listen_inside(PROXY_PORT)
+                started.proxy = Proxy(listener, allowed, resolve, started.process.pid)
+        except ExecutorLostError as error:
+            started.close()
+            raise SandboxUnavailableError(f"the container was lost: {error}") from error
         except BaseException:
             started.close()
             raise
         return started
-
-    def _open_proxy(self, network: Network, resolve: Resolve) -> None:
-        allowed = allowed_hosts(network)
-        if allowed is not None:
-            from ringfence_sandbox.container.proxy import Proxy
-
-            try:
-                self.proxy = Proxy(self.channel.listen_inside(PROXY_PORT), allowed, resolve, self.process.pid)
-            except ExecutorLostError as error:
-                raise SandboxUnavailableError(f"the container was lost: {error}") from error
-
-    @classmethod
-    def _started(
-        cls,
-        connection: Connection,
-        root: str,
-        python: Python,
-        image: str,
-        limits: SandboxLimits,
-        network: Network,
-        hidden: Mapping[str, Inode],
-    ) -> Container:
-        container: Any = None
-        parent = podman_directory()
-        with Listener(parent) as listener, handed_over(root, connection.host) as (place, users):
-            wanted = options(
-                image=image,
-                workspace=place,
-                control=listener.directory,
-                executor=_script(),
-                limits=limits,
-                network=network,
-                users=users,
-            )
-            inner = mounted_in(root)
-            shown = {path: os.path.relpath(path, root) for path in inner}
-            bare = [path for path, at in shown.items() if hidden.keys().isdisjoint((at, *directories_above(at)))]
-            wanted["mounts"] += [_shown(root, path) for path in bare] + [_cover(root, path) for path in hidden]
-            if python.directory:
-                wanted["mounts"].append({"type": "bind", "source": python.directory, "target": LENT, "read_only": True})
-            try:
-                container = connection.client.containers.create(
-                    command=[],
-                    entrypoint=[*python.argv, EXECUTOR, f"{CONTROL}/{SOCKET_NAME}"],
-                    name=f"ringfence-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}-{os.urandom(4).hex()}",
-                    labels={OWNER_LABEL: own_label(), WORKSPACE_LABEL: root},
-                    **wanted,
-                )
-                container.start()
-                pid = int(container.inspect()["State"]["Pid"])
-                process = CallProcess.running(pid, f"the container {container.name}")
-                channel = listener.accept(_CONNECT_SECONDS, pid=process.pid)
-            except BaseException as error:
-                why = _last_words(container)
-                _remove(connection, container)
-                if isinstance(error, APIError) and python is IN_THE_IMAGE and lacks_python(str(error)):
-                    raise NoPythonError(image) from error
-                if isinstance(error, (OSError, ExecutorLostError, *UNREADABLE)):  # podman-py's are an OSError too
-                    raise SandboxUnavailableError(_not_started(error, why)) from error
-                raise
-        return cls(connection, container, channel, process, python, users.way, inner, hidden)
 
     def _verified(self, limits: SandboxLimits, network: Network) -> Sequence[Property]:
         printed: list[bytes] = []
@@ -292,15 +268,12 @@ class Container:
         Raises:
             SandboxUnavailableError: something is not covered.
         """
-        paths = [f"{WORKSPACE}/{path}" for path in self.hidden]
         try:
-            for first in range(0, len(paths), _COVERS_AT_ONCE):
-                if path := self.channel.uncovered(paths[first : first + _COVERS_AT_ONCE]):
-                    raise SandboxUnavailableError(
-                        f"{escape_path(path)} is hidden and not covered, so no command is run"
-                    )
+            path = self.channel.uncovered([f"{WORKSPACE}/{path}" for path in self.hidden]) if self.hidden else ""
         except ExecutorLostError as error:
             raise SandboxUnavailableError(f"the container was lost: {error}") from error
+        if path:
+            raise SandboxUnavailableError(f"{escape_path(path)} is hidden and not covered, so no command is run")
 
     def run(self, argv: Sequence[str], printed: list[bytes]) -> Ended:
         """A program of our own in the container, outside of the workspace; what it prints is added to ``printed``."""

@@ -8,10 +8,8 @@ import hashlib
 import io
 import json
 import os
-import platform
 import re
 import shlex
-import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -170,17 +168,6 @@ RECIPE_LABEL = "io.ringfence.recipe"
 _BUILD_SECONDS = 900.0
 _TICK_SECONDS = 5.0
 
-# Packages are only unpacked: their own scripts, which need privileges and time, would have done this.
-_UNPACKED = """
-cp -n "$1/usr/share/base-passwd/passwd.master" "$1/etc/passwd"
-cp -n "$1/usr/share/base-passwd/group.master" "$1/etc/group"
-[ -e "$1/bin/sh" ] || ln -s dash "$1/bin/sh"
-[ -e "$1/usr/bin/awk" ] || [ ! -e "$1/usr/bin/gawk" ] || ln -s gawk "$1/usr/bin/awk"
-[ -e "$1/usr/bin/cc" ] || [ ! -e "$1/usr/bin/gcc" ] || ln -s gcc "$1/usr/bin/cc"
-[ -e "$1/usr/bin/pager" ] || ln -s less "$1/usr/bin/pager"
-rm -rf "$1/usr/share/doc" "$1/usr/share/man" "$1/usr/share/locale" "$1/usr/share/info" "$1/var/cache/apt"
-""".strip()
-
 
 def _silent(_line: str) -> None:
     """Show nothing."""
@@ -210,6 +197,11 @@ def _recipes() -> Path:
     return installed if installed.is_dir() else Path(__file__).parents[3] / "images"
 
 
+def _unpacked_hook() -> str:
+    """What is done to a base of Debian's packages, in which none of their own scripts has run."""
+    return (_recipes() / "debian" / "unpacked.sh").read_text().strip()
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What an image is made of: a Containerfile, and the Debian packages of its base where there is no registry."""
@@ -228,7 +220,7 @@ class Recipe:
         """The image's name; another recipe has another."""
         parts = [source, self.containerfile]
         if source == "debian":
-            parts += [*self.packages, _UNPACKED]
+            parts += [*self.packages, _unpacked_hook()]
         recipe = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
         return f"localhost/ringfence-{self.name}:{recipe}"
 
@@ -341,41 +333,23 @@ def _pulled(connection: Connection, wanted: Recipe) -> str:
 
 def _unpacked(connection: Connection, wanted: Recipe, progress: Progress) -> str:
     """A base image of Debian's packages, as the machine's own apt gets them."""
-    if shutil.which("mmdebstrap") is None:
-        raise FileNotFoundError("there is no mmdebstrap on this machine")
     tag = f"{wanted.tag('debian')}-base"
     if connection.client.images.exists(tag):
         return tag
     with tempfile.TemporaryDirectory(prefix="ringfence-image-") as place:
-        tar = os.path.join(place, "base.tar")
-        sources = Path(place, "sources")
-        sources.write_bytes(_apt_sources())
-        said = ""
-        with (
-            sources.open("rb") as given,
-            subprocess.Popen(
-                [
-                    "mmdebstrap",
-                    "--variant=extract",
-                    f"--include={','.join(('base-passwd', *wanted.packages))}",
-                    f"--extract-hook={_UNPACKED}",
-                    _codename(),
-                    tar,
-                    "-",
-                ],
-                stdin=given,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                errors="replace",
-            ) as process,
-        ):
+        tar, said = os.path.join(place, "base.tar"), ""
+        packages = ",".join(("base-passwd", *wanted.packages))
+        command = ["/bin/sh", _recipes() / "debian" / "base.sh", tar, _unpacked_hook(), packages]
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, errors="replace"
+        ) as process:
             assert process.stderr is not None
             for line in process.stderr:
                 said = (said + line)[-600:]
                 if line.startswith("I: ") and "hook" not in line:
                     progress(f"  {line[3:].strip()}")
         if process.returncode != 0:
-            raise OSError(f"mmdebstrap: {said.strip()}")
+            raise OSError(said.strip())
         with open(tar, "rb") as file:
             response = connection.client.api.post(
                 "/images/import",
@@ -386,21 +360,6 @@ def _unpacked(connection: Connection, wanted: Recipe, progress: Progress) -> str
             )
         response.raise_for_status()
     return tag
-
-
-def _codename() -> str:
-    try:
-        return platform.freedesktop_os_release()["VERSION_CODENAME"]
-    except KeyError:
-        raise FileNotFoundError("/etc/os-release names no release: this is not Debian or a child of it") from None
-
-
-def _apt_sources() -> bytes:
-    for name in ("sources.list.d/ubuntu.sources", "sources.list.d/debian.sources", "sources.list"):
-        with suppress(FileNotFoundError):
-            if content := Path("/etc/apt", name).read_bytes().strip():
-                return content + b"\n"
-    raise FileNotFoundError("apt has no sources on this machine")
 
 
 def _finish(connection: Connection, wanted: Recipe, source: Source, base: str, progress: Progress) -> None:

@@ -1,0 +1,7 @@
+cp -n "$1/usr/share/base-passwd/passwd.master" "$1/etc/passwd"
+cp -n "$1/usr/share/base-passwd/group.master" "$1/etc/group"
+[ -e "$1/bin/sh" ] || ln -s dash "$1/bin/sh"
+[ -e "$1/usr/bin/awk" ] || [ ! -e "$1/usr/bin/gawk" ] || ln -s gawk "$1/usr/bin/awk"
+[ -e "$1/usr/bin/cc" ] || [ ! -e "$1/usr/bin/gcc" ] || ln -s gcc "$1/usr/bin/cc"
+[ -e "$1/usr/bin/pager" ] || ln -s less "$1/usr/bin/pager"
+rm -rf "$1/usr/share/doc" "$1/usr/share/man" "$1/usr/share/locale" "$1/usr/share/info" "$1/var/cache/apt"
