@@ -43,7 +43,6 @@ from ringfence_sandbox.project.project_image import remembered_image
 from ringfence_sandbox.workspace import Participants, Workspace
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from ringfence_sandbox.container.network import NetworkUse
@@ -149,9 +148,7 @@ class PodmanSandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -242,10 +242,9 @@ def test_a_missing_podman_is_said_with_what_to_install(tmp_path: Path, monkeypat
         connect(environment={"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
-@pytest.mark.parametrize("name", ["CONTAINER_HOST", "PODMAN_BASE_URL"])
-def test_a_service_that_the_environment_names_and_that_does_not_answer_is_said(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SandboxUnavailableError, match=f"{name} names"):
-        connect(environment={name: f"unix://{tmp_path}/none.sock"})
+def test_a_service_that_the_environment_names_and_that_does_not_answer_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SandboxUnavailableError, match="CONTAINER_HOST names"):
+        connect(environment={"CONTAINER_HOST": f"unix://{tmp_path}/none.sock"})
 
 
 def test_a_service_on_another_machine_is_refused(tmp_path: Path) -> None:
@@ -255,9 +254,8 @@ def test_a_service_on_another_machine_is_refused(tmp_path: Path) -> None:
 
 def test_a_service_that_is_named_is_used_and_not_ended(podman: Connection) -> None:
     with connect(environment={"CONTAINER_HOST": podman.url}) as found:
-        assert not found.is_own
         assert found.how == "CONTAINER_HOST"
-    assert podman.answers
+    assert answers(podman.url)
 
 
 def test_our_own_service_ends_with_us(tmp_path: Path) -> None:

@@ -154,8 +154,8 @@ class Channel:
             kind, payload, _ = self._wait_for_answer(time.monotonic() + timeout_seconds)
             if kind == protocol.REFUSED:
                 raise ExecutorLostError(f"no command can run in this container: {_text(payload)}")
-            if kind != protocol.READY or payload != protocol.VERSION.pack(protocol.PROTOCOL):
-                raise ExecutorLostError("the container does not speak this executor's protocol")
+            if kind != protocol.READY:
+                raise ExecutorLostError(_MUST_NOT)
         except BaseException:
             self.close()
             raise

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Self, cast
 from urllib.parse import unquote, urlsplit
 
 from podman import PodmanClient
@@ -26,18 +26,14 @@ from ringfence.failures import describe_error
 from ringfence_sandbox.disk.places import StateDirectoryError, podman_directory
 from ringfence_sandbox.disk.state_files import write_once
 
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
 _PING_SECONDS = 2.0
 _START_SECONDS = 20.0
 _REQUEST_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _MOST_ULIMIT = 1_048_576
 _SOCKET_NAME = "podman.sock"
-_LONGEST_SOCKET_BYTES = 107
-"""Of a socket's path, in Linux; TMPDIR may be longer."""
+_LONGEST_DIRECTORY_BYTES = 64
+"""Of TMPDIR: the path of a socket has at most 107."""
 _HELPERS = ("/usr/lib/podman", "/usr/libexec/podman", "/usr/local/libexec/podman", "/usr/local/lib/podman")
 
 _CONTROLLERS = {"memory": "memory", "pids": "processes", "cpu": "processor time"}
@@ -106,18 +102,8 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def is_own(self) -> bool:
-        return self._own is not None
-
-    @property
-    def answers(self) -> bool:
-        return answers(self.url)
 
     def close(self) -> None:
         """Once is enough."""
@@ -131,7 +117,7 @@ class Connection:
         Raises:
             SandboxUnavailableError: it does not answer.
         """
-        if self.answers:
+        if answers(self.url):
             return
         if self._own is None:
             raise SandboxUnavailableError(f"the Podman service at {self.url} no longer answers; start it again")
@@ -157,15 +143,20 @@ def reading(url: str, how: str) -> Generator[None]:
 
 
 def connect(url: str | None = None, environment: Mapping[str, str] = os.environ) -> Connection:
-    """The first that answers of: ``url``, CONTAINER_HOST, PODMAN_BASE_URL, the default of `podman system connection`,
-    the user's own socket, the system's, and a service of our own.
+    """The first that answers of: ``url``, CONTAINER_HOST, the default of `podman system connection`, the user's own
+    socket, the system's, and a service of our own.
 
     Raises:
         SandboxUnavailableError: there is no Podman, or what ``url`` or the environment names does not answer; or what
             answers is not Podman.
     """
-    for named, source in _named(url, environment):
-        _local(named, source)
+    source = "the caller" if url else "CONTAINER_HOST"
+    if named := url or environment.get("CONTAINER_HOST"):
+        if urlsplit(named).scheme not in ("unix", "http+unix"):
+            raise SandboxUnavailableError(
+                f"{named}, which {source} names, is not a unix socket: the workspace's files have to be on the machine "
+                "that runs the container; use unix:///path/to/podman.sock"
+            )
         if not answers(named):
             raise SandboxUnavailableError(
                 f"no Podman service answers at {named}, which {source} names; start it, or leave that out"
@@ -182,14 +173,6 @@ def connect(url: str | None = None, environment: Mapping[str, str] = os.environ)
         raise
 
 
-def _named(url: str | None, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    if url:
-        yield url, "the caller"
-    for name in ("CONTAINER_HOST", "PODMAN_BASE_URL"):
-        if environment.get(name):
-            yield environment[name], name
-
-
 def _usual(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     # A file that is not there, or that is not what it should be, names nothing.
     with suppress(OSError, AttributeError, KeyError, TypeError, ValueError):
@@ -200,14 +183,6 @@ def _usual(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     run = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     yield f"unix://{run}/podman/podman.sock", "the user's own socket"
     yield "unix:///run/podman/podman.sock", "the system's socket"
-
-
-def _local(url: str, source: str) -> None:
-    if urlsplit(url).scheme not in ("unix", "http+unix"):
-        raise SandboxUnavailableError(
-            f"{url}, which {source} names, is not a unix socket: the workspace's files have to be on the machine that "
-            "runs the container; use unix:///path/to/podman.sock"
-        )
 
 
 def socket_path(url: str) -> str:
@@ -229,14 +204,6 @@ def answers(url: str) -> bool:
     return False
 
 
-def _directory_for_a_socket() -> str:
-    directory = tempfile.mkdtemp(prefix="ringfence-podman-")
-    if len(os.fsencode(f"{directory}/{_SOCKET_NAME}")) <= _LONGEST_SOCKET_BYTES:
-        return directory
-    os.rmdir(directory)
-    return tempfile.mkdtemp(prefix="ringfence-podman-", dir="/tmp")
-
-
 class OwnService:
     """`podman system service` as a child of this process, on a socket that only we can reach."""
 
@@ -249,7 +216,8 @@ class OwnService:
         if shutil.which("podman") is None:
             raise SandboxUnavailableError(f"there is no Podman on this machine: {INSTALL}")
         configuration = _configuration()  # before there is anything that would be left over
-        self._directory = _directory_for_a_socket()
+        is_long = len(os.fsencode(tempfile.gettempdir())) > _LONGEST_DIRECTORY_BYTES
+        self._directory = tempfile.mkdtemp(prefix="ringfence-podman-", dir="/tmp" if is_long else None)  # noqa: S108
         self.url = f"unix://{self._directory}/{_SOCKET_NAME}"
         self._said = Path(self._directory, "said")
         with self._said.open("wb") as output:

@@ -31,8 +31,6 @@ from contextlib import suppress
 from itertools import filterfalse
 from typing import Any
 
-PROTOCOL = 6
-
 # From the host: a kind and a number. With RUN and LOOK comes a file of JSON as the first descriptor.
 MESSAGE = struct.Struct("<BI")
 RUN = 1  # the number of a command: {argv, cwd, env, seconds, and under "descriptors" which further ones come with it}
@@ -41,13 +39,12 @@ LOOK = 3  # a list of paths: is each of them covered by something empty and read
 LISTEN = 4  # a port of 127.0.0.1 to listen at, for connections that the host accepts
 # To the host: a kind, and what is said here.
 ANSWER = struct.Struct("<B")
-READY = 16  # VERSION: commands can be run
+READY = 16  # commands can be run
 REFUSED = 17  # text: why none can
 ENDED = 18  # OUTCOME, then text: why the command could not be started. Every process that it started has ended
 COVERED = 19  # the first path of a LOOK that is not covered; empty if all are
 LISTENING = 20  # and as a descriptor, the listening socket
 
-VERSION = struct.Struct("<I")
 HEARTBEAT = struct.Struct("<Q")  # nanoseconds since 1970, at the start of the file that came with a command
 # number, exit code, timed out, nanoseconds, how many processes the out-of-memory killer took, how many had to be ended,
 # whether it is the last command: then this process ends, too
@@ -426,7 +423,7 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         host.send(ANSWER.pack(REFUSED) + str(error).encode(errors="replace")[:1000])
         return 69
-    executor.answer(READY, VERSION.pack(PROTOCOL))
+    executor.answer(READY, b"")
     with suppress(EOFError):
         executor.serve()
     return 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from ringfence_sandbox.container.network import PREFIX, Network, allowed_hosts
 from ringfence_sandbox.container.seccomp import profile_path
+from ringfence_sandbox.container.users import Users
 
 PROXY_PORT = 3128
 _PROXY = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), f"http://127.0.0.1:{PROXY_PORT}")
@@ -19,8 +20,6 @@ WORKSPACE = "/workspace"
 CONTROL = "/run/ringfence"
 """Where the executor's socket is in the container."""
 EXECUTOR = "/run/executor.py"
-USER = 1000
-"""Who commands run as, as the container numbers its users."""
 
 CORE_BYTES = 1
 """No core has so little; and the kernel gives none to a program of the host with this limit, as it does with 0."""
@@ -62,18 +61,6 @@ class SandboxLimits:
     def shared_bytes(self) -> int:
         """For each of the other things that hold memory without a process: ``/dev/shm``, and System V's segments."""
         return min(64 * _MIB, self.memory_bytes // 8)
-
-
-@dataclass(frozen=True, slots=True)
-class Users:
-    """Which numbers on the host a container's users are; none where the service itself does it (rootless)."""
-
-    user: str
-    """Whom commands run as."""
-    options: Mapping[str, Any]
-    """What of it the container is created with."""
-    way: str
-    """In words."""
 
 
 def options(

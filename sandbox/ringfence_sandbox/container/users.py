@@ -12,12 +12,13 @@ import errno
 import os
 import struct
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence_sandbox.container.connection import Host
-from ringfence_sandbox.container.isolation import USER, Users
 from ringfence_sandbox.disk.call_process import is_orphan, own_label
 from ringfence_sandbox.disk.kernel import libc, raised
 
@@ -121,9 +122,23 @@ def _unmount(target: str) -> None:
         raise raised(target)
 
 
+USER = 1000
+"""Who commands run as, as the container numbers its users."""
 FIRST_ID = 2_000_000_000
 """Above what other programs give to containers; no account has a number from here on."""
 MOUNTS = "/run/ringfence/mounts"
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """Which numbers on the host a container's users are; none where the service itself does it (rootless)."""
+
+    user: str
+    """Whom commands run as."""
+    options: Mapping[str, Any]
+    """What of it the container is created with."""
+    way: str
+    """In words."""
 
 
 @contextmanager
