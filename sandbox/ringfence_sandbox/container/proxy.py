@@ -12,6 +12,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 
 from ringfence_sandbox.container.network import (
@@ -208,16 +209,13 @@ class Proxy:
         name, port = request.host, request.port
         ports = self._allowed.ports(name)
         if port not in ports:
-            only = (
-                f", only its port {' and '.join(map(str, sorted(ports)))}: a further one is to be named"
-                if ports
-                else ""
-            )
-            raise _RefusedError(403, f"{_shown(name, port)} is not allowed by --network{only}")
+            only = f", only its port {' and '.join(map(str, sorted(ports)))}: a further one is to be named"
+            raise _RefusedError(403, f"{_shown(name, port)} is not allowed by --network{only if ports else ''}")
         try:
             addresses = [name] if as_address(name) is not None else await self._resolved(name, port)
-        except OSError as error:
-            raise _RefusedError(502, f"{name} was not resolved: {error.strerror or error}") from None
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else ""
+            raise _RefusedError(502, f"{name} was not resolved: {why or error}") from None
         usable = [address for address in addresses if self._allowed.allows_address(address, port)]
         if not usable:
             found = ", ".join(addresses[:4]) or "none"
@@ -239,26 +237,17 @@ class Proxy:
 
     async def _resolved(self, name: str, port: int) -> Sequence[str]:
         # In a thread that nobody waits for: a resolver may take half a minute, the end of a command may not.
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[Sequence[str] | OSError] = loop.create_future()
-
-        def settle(result: Sequence[str] | OSError) -> None:
-            if not found.done():
-                found.set_result(result)
+        found: Future[Sequence[str]] = Future()
+        found.set_running_or_notify_cancel()
 
         def ask() -> None:
             try:
-                result: Sequence[str] | OSError = self._resolve(name, port)
-            except (OSError, UnicodeError) as error:
-                result = error if isinstance(error, OSError) else OSError(str(error))
-            with suppress(RuntimeError):  # the command has ended, and the loop with it
-                loop.call_soon_threadsafe(settle, result)
+                found.set_result(self._resolve(name, port))
+            except Exception as error:  # whoever waits for it says which are expected
+                found.set_exception(error)
 
         threading.Thread(target=ask, name="ringfence-resolver", daemon=True).start()
-        result = await found
-        if isinstance(result, OSError):
-            raise result
-        return result
+        return await asyncio.wrap_future(found)
 
     async def _tunnel(self, incoming: _Incoming, host: socket.socket, request: HttpRequest, traffic: Traffic) -> None:
         send = asyncio.get_running_loop().sock_sendall
