@@ -161,6 +161,16 @@ def test_who_does_not_greet_is_no_executor(greeting: bytes) -> None:
             Channel(ours, pid=None, timeout_seconds=5)
 
 
+def test_what_comes_with_a_greeting_is_a_socket(tmp_path: Path) -> None:
+    ours, theirs = ends()
+    before = len(os.listdir("/proc/self/fd"))
+    with theirs, (tmp_path / "file").open("w") as file:
+        socket.send_fds(theirs, [READY], [file.fileno()])
+        with pytest.raises(ExecutorLostError, match=MUST_NOT):
+            Channel(ours, pid=None, timeout_seconds=5)
+    assert len(os.listdir("/proc/self/fd")) == before - 2
+
+
 def test_who_says_nothing_is_no_executor() -> None:
     ours, theirs = ends()
     with theirs, pytest.raises(ExecutorLostError, match="does not answer"):

@@ -15,7 +15,6 @@ import os
 import select
 import signal
 import socket
-import stat
 import struct
 import tempfile
 import threading
@@ -33,7 +32,7 @@ from ringfence_sandbox.container.pipes import OnOutput, Pipes
 from ringfence_sandbox.disk.forks import FORKS
 
 EXECUTOR: Final = Path(protocol.__file__)
-"""The script to mount into a container, and to start as its first process: ``python3 -I -S -B SCRIPT SOCKET``."""
+"""The script to mount into a container, and to start as its first process."""
 
 SOCKET_NAME: Final = "socket"
 
@@ -144,20 +143,32 @@ class Channel:
         self._closed = False
         self._gone = False
         self._process: int | None = None
+        self.listener: socket.socket | None = None
+        """Listens in the container where its executor was given a port, for this process to accept from. Whoever takes
+        it closes it."""
         self._connection = connection
+        descriptors: list[int] = []
         with FORKS:
             connection.setblocking(False)
             _sockets.add(connection)
             _open_channels.add(self)
         try:
             self._process = _first_process(connection, pid)
-            kind, payload, _ = self._wait_for_answer(time.monotonic() + timeout_seconds)
+            kind, payload, descriptors = self._wait_for_answer(time.monotonic() + timeout_seconds, most=1)
             if kind == protocol.REFUSED:
                 raise ExecutorLostError(f"no command can run in this container: {_text(payload)}")
             if kind != protocol.READY:
                 raise ExecutorLostError(_MUST_NOT)
-        except BaseException:
+            if descriptors:
+                with FORKS:
+                    self.listener = socket.socket(fileno=descriptors[0])
+                    _sockets.add(self.listener)
+        except BaseException as error:
+            for descriptor in descriptors:
+                os.close(descriptor)
             self.close()
+            if isinstance(error, OSError):  # no socket came
+                raise ExecutorLostError(_MUST_NOT) from error
             raise
 
     @property
@@ -292,40 +303,18 @@ class Channel:
 
         Raises ExecutorLostError as `run` does.
         """
-        payload, _ = self._ask(protocol.LOOK, 0, [*paths], protocol.COVERED)
-        return os.fsdecode(payload)
-
-    def listen_inside(self, port: int) -> socket.socket:
-        """Return a socket that listens at a port of the container's 127.0.0.1, for this process to accept from.
-
-        Raises ExecutorLostError as `run` does.
-        """
-        _, descriptors = self._ask(protocol.LISTEN, port, None, protocol.LISTENING)
-        with FORKS:
-            sockets = [socket.socket(fileno=one) for one in descriptors if stat.S_ISSOCK(os.fstat(one).st_mode)]
-            _sockets.update(sockets)
-        if len(sockets) != 1 or not sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            self.close()
-            raise ExecutorLostError(_MUST_NOT)
-        return sockets[0]
-
-    def _ask(self, question: int, number: int, content: object, answer: int) -> tuple[bytes, list[int]]:
-        """The payload and the descriptors of an answer, between commands."""
         with self._turn:
             if self._closed:
                 raise ExecutorLostError("this channel is closed; start another container")
-            descriptors: list[int] = []
             try:
-                self._send(question, number, content)
-                kind, payload, descriptors = self._wait_for_answer(time.monotonic() + _PATIENCE_SECONDS, most=1)
-                if kind != answer:
+                self._send(protocol.LOOK, 0, paths)
+                kind, payload, _ = self._wait_for_answer(time.monotonic() + _PATIENCE_SECONDS)
+                if kind != protocol.COVERED:
                     raise ExecutorLostError(_MUST_NOT)
             except BaseException:
-                for descriptor in descriptors:
-                    os.close(descriptor)
                 self.close()
                 raise
-            return payload, descriptors
+        return os.fsdecode(payload)
 
     def _send(self, kind: int, number: int, content: object = None, descriptors: Sequence[int] = ()) -> None:
         """For any thread. Raises ExecutorLostError where the executor is gone, or does not take it."""

@@ -36,7 +36,7 @@ from ringfence_sandbox.container.isolation import (
     options,
     verified,
 )
-from ringfence_sandbox.container.network import Network, Resolve, allowed_hosts, resolve_name
+from ringfence_sandbox.container.network import AllowedHosts, Network, Resolve, allowed_hosts, resolve_name
 from ringfence_sandbox.container.users import handed_over
 from ringfence_sandbox.disk.call_process import OWNER_LABEL, CallProcess, is_orphan, own_label
 from ringfence_sandbox.disk.hidden_tree import Inode
@@ -173,10 +173,11 @@ class Container:
             wanted["mounts"] += [_shown(root, path) for path in bare] + [_cover(root, path) for path in hidden]
             if python.directory:
                 wanted["mounts"].append({"type": "bind", "source": python.directory, "target": LENT, "read_only": True})
+            proxy_port = [str(PROXY_PORT)] if allowed_hosts(network) is not None else []
             try:
                 self._container = connection.client.containers.create(
                     command=[],
-                    entrypoint=[*python.argv, EXECUTOR, f"{CONTROL}/{SOCKET_NAME}"],
+                    entrypoint=[*python.argv, EXECUTOR, f"{CONTROL}/{SOCKET_NAME}", *proxy_port],
                     name=f"ringfence-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}-{os.urandom(4).hex()}",
                     labels={OWNER_LABEL: own_label(), WORKSPACE_LABEL: root},
                     **wanted,
@@ -229,17 +230,14 @@ class Container:
                 ) from missing
             started = cls(connection, root, lent, image, limits, network, hidden)
         try:
+            if started.channel.listener is not None:
+                from ringfence_sandbox.container.proxy import Proxy
+
+                allowed = AllowedHosts.parse(network)
+                started.proxy = Proxy(started.channel.listener, allowed, resolve, started.process.pid)
             started.properties = started._verified(limits, network)
             _refuse(started.properties, strict)
             started.check_covered()
-            if (allowed := allowed_hosts(network)) is not None:
-                from ringfence_sandbox.container.proxy import Proxy
-
-                listener = started.channel.listen_inside(PROXY_PORT)
-                started.proxy = Proxy(listener, allowed, resolve, started.process.pid)
-        except ExecutorLostError as error:
-            started.close()
-            raise SandboxUnavailableError(f"the container was lost: {error}") from error
         except BaseException:
             started.close()
             raise

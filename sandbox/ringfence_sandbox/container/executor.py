@@ -1,8 +1,8 @@
 """The first process of a sandbox: it runs the host's commands one after the other, and ends what they leave behind.
 
-This file is mounted into the container and started there as ``python3 -I -S -B executor.py SOCKET``. It needs Python
-3.9, the standard library and nothing else. `channel.py` is the host's end and takes the definitions of the
-messages from here.
+This file is mounted into the container and started there as ``python3 -I -S -B executor.py SOCKET [PORT]``. It needs
+Python 3.9, the standard library and nothing else. At a PORT of 127.0.0.1 it listens for the host. `channel.py` is the
+host's end and takes the definitions of the messages from here.
 
 It connects to the host's socket once, which keeps messages apart. What a command prints does not pass through here:
 with RUN come the container's ends of its pipes. So a flood costs no memory in this process, a reader that stops
@@ -36,14 +36,12 @@ MESSAGE = struct.Struct("<BI")
 RUN = 1  # the number of a command: {argv, cwd, env, seconds, and under "descriptors" which further ones come with it}
 KILL = 2  # the number of a command: end it now; ignored when it has ended already
 LOOK = 3  # a list of paths: is each of them covered by something empty and read-only?
-LISTEN = 4  # a port of 127.0.0.1 to listen at, for connections that the host accepts
 # To the host: a kind, and what is said here.
 ANSWER = struct.Struct("<B")
-READY = 16  # commands can be run
+READY = 16  # commands can be run; and as a descriptor, the socket that listens at the PORT
 REFUSED = 17  # text: why none can
 ENDED = 18  # OUTCOME, then text: why the command could not be started. Every process that it started has ended
 COVERED = 19  # the first path of a LOOK that is not covered; empty if all are
-LISTENING = 20  # and as a descriptor, the listening socket
 
 HEARTBEAT = struct.Struct("<Q")  # nanoseconds since 1970, at the start of the file that came with a command
 # number, exit code, timed out, nanoseconds, how many processes the out-of-memory killer took, how many had to be ended,
@@ -121,11 +119,6 @@ class Executor:
                 is_last = self._run(number, descriptors)
             elif kind == LOOK:
                 self.answer(COVERED, next(filterfalse(_is_covered, map(_encoded, _content(descriptors[0]))), b""))
-            elif kind == LISTEN:
-                with socket.socket() as listener:
-                    listener.bind(("127.0.0.1", number))
-                    listener.listen(_BACKLOG)
-                    self.answer(LISTENING, b"", listener.fileno())
             elif kind != KILL:  # of a command that has ended meanwhile
                 raise ValueError("a message is of no kind")
 
@@ -401,6 +394,14 @@ def _stand_alone() -> None:
     os.close(nothing)
 
 
+def _listening(port: int) -> int:
+    """A descriptor for connections that the host accepts."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", port))
+    listener.listen(_BACKLOG)
+    return listener.detach()
+
+
 def _shut_off() -> None:
     """Deny commands of the same user this process's memory and descriptors, and setuid programs another user."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -411,7 +412,7 @@ def _shut_off() -> None:
 
 def main(arguments: list[str]) -> int:
     # First of all: elsewhere kill(-1) would end the machine.
-    if os.getpid() != 1 or os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE or len(arguments) != 1:
+    if os.getpid() != 1 or os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE:
         sys.stderr.write("this is only for the first process of a container\n")
         return 64
     _stand_alone()
@@ -419,11 +420,14 @@ def main(arguments: list[str]) -> int:
     host.connect(arguments[0])
     try:
         executor = Executor(host)
+        listening = [_listening(int(port)) for port in arguments[1:]]
         _shut_off()
     except OSError as error:
         host.send(ANSWER.pack(REFUSED) + str(error).encode(errors="replace")[:1000])
         return 69
-    executor.answer(READY, b"")
+    executor.answer(READY, b"", *listening)
+    for descriptor in listening:
+        os.close(descriptor)
     with suppress(EOFError):
         executor.serve()
     return 0
