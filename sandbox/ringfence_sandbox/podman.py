@@ -130,20 +130,21 @@ class PodmanSandbox:
         self._progress = progress
         self.secrets = secrets if isinstance(secrets, Secrets) else Secrets(secrets)
         self._session = session or Session(secrets=self.secrets)
+        self._swept = False
         self._turn = threading.RLock()
-        self._held = _Held()
+        self._resources = _Resources()
         if filesystem is None:
             self.workspace: Workspace | None = Workspace.open(root)
-            self._held.workspace = self.workspace
+            self._resources.workspace = self.workspace
             filesystem = self.workspace.filesystem
         else:
             self.workspace = None
             if os.path.realpath(root) != filesystem.root:
                 raise ValueError(f"the filesystem is over {filesystem.root}, not over {os.path.realpath(root)}")
         self.filesystem: HostFilesystem = filesystem
-        self._held.connection = connection
-        self._held.owns_connection = connection is None
-        self._finalizer = weakref.finalize(self, self._held.close)
+        self._resources.connection = connection
+        self._resources.owns_connection = connection is None
+        self._finalizer = weakref.finalize(self, self._resources.close)
 
     def __enter__(self) -> Self:
         return self
@@ -166,9 +167,10 @@ class PodmanSandbox:
         """
         with self._turn:
             self._check_open()
-            container = self._held.container
+            container = self._resources.container
             lives = container is not None and not container.channel.closed and container.process.lives
-            hidden = self._hidden()
+            tree = self.filesystem.hidden_tree
+            hidden: Mapping[str, Inode] = {} if tree is None else tree.paths
             if container is not None and lives and container.inner == mounted_in(self.filesystem.root):
                 with suppress(SandboxUnavailableError):
                     if container.hidden == hidden:
@@ -178,7 +180,7 @@ class PodmanSandbox:
             connection = self._connection()
             with reading(connection.url, connection.how):
                 image = self._existing(connection)
-            self._held.container = Container.start(
+            self._resources.container = Container.start(
                 connection,
                 self.filesystem.root,
                 image=image,
@@ -188,7 +190,7 @@ class PodmanSandbox:
                 hidden=hidden,
                 resolve=self._resolve,
             )
-            return self._held.container
+            return self._resources.container
 
     def _existing(self, connection: Connection) -> str:
         """The image that was asked for, that of the project, or the default one."""
@@ -208,10 +210,6 @@ class PodmanSandbox:
             )
         return remembered.image
 
-    def _hidden(self) -> Mapping[str, Inode]:
-        tree = self.filesystem.hidden_tree
-        return {} if tree is None else tree.paths
-
     def _check_open(self) -> None:
         if not self._finalizer.alive:
             raise ValueError("the sandbox is closed")
@@ -219,20 +217,19 @@ class PodmanSandbox:
     @property
     def properties(self) -> Sequence[Property]:
         """What was found when the container was looked at from inside; nothing before it was started."""
-        return self._held.container.properties if self._held.container is not None else ()
+        return self._resources.container.properties if self._resources.container is not None else ()
 
     def _connection(self) -> Connection:
-        if self._held.connection is None:
-            self._held.connection = connect(self._url)
-        if not self._held.swept:
-            self._held.connection.renew()
-            remove_orphans(self._held.connection)
-            self._held.swept = True
-        self._held.connection.renew()
-        return self._held.connection
+        if self._resources.connection is None:
+            self._resources.connection = connect(self._url)
+        self._resources.connection.renew()
+        if not self._swept:
+            remove_orphans(self._resources.connection)
+            self._swept = True
+        return self._resources.connection
 
     def _end_container(self) -> None:
-        container, self._held.container = self._held.container, None
+        container, self._resources.container = self._resources.container, None
         if container is not None:
             container.close()
 
@@ -278,12 +275,14 @@ class PodmanSandbox:
         self._check_open()
         if call is not None:
             self._join(call)
-            return self._run(request, on_output, cancellation)
-        if self._held.container is None:
+            with self._turn:
+                return self._run(request, on_output, cancellation)
+        if self._resources.container is None:
             self.start()  # before files are looked at, which is in vain without it
         try:
             with tool_transaction(self._session, Participants((self.filesystem,)), tag=_TAG, opaque=True) as own:
-                result = self._run(request, on_output, cancellation)
+                with self._turn:  # once the transaction has begun, as in a tool call: always in this order
+                    result = self._run(request, on_output, cancellation)
                 if result.failure:
                     raise _NotKept(result)
         except _NotKept as ended:
@@ -305,15 +304,8 @@ class PodmanSandbox:
     def _run(
         self, request: CommandRequest, on_output: Callable[[str, bytes], None] | None, cancellation: Cancellation | None
     ) -> CommandResult:
-        # After the transaction has begun, as in a tool call: the two locks are always taken in this order.
-        with self._turn:
-            return self._run_now(request, on_output, cancellation)
-
-    def _run_now(
-        self, request: CommandRequest, on_output: Callable[[str, bytes], None] | None, cancellation: Cancellation | None
-    ) -> CommandResult:
         directory, moved = self._beginning(request)
-        before = self._held.container
+        before = self._resources.container
         container = self.start()
         self.secrets.add_hidden(self.filesystem)  # people may have changed one
         replaced = "the container had ended, and this is a new one" if before not in (None, container) else ""
@@ -408,14 +400,13 @@ class _NotKept(Exception):
 
 
 @dataclass(slots=True)
-class _Held:
+class _Resources:
     """What a sandbox has to let go of, also when nobody refers to it any more and when the interpreter ends."""
 
     container: Container | None = None
     connection: Connection | None = None
     owns_connection: bool = True
     workspace: Workspace | None = None
-    swept: bool = False
     process: int = field(default_factory=os.getpid)
     """Whose it is: one that is forked off runs what the interpreter runs at its end, too."""
 

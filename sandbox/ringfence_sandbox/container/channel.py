@@ -140,7 +140,8 @@ class Channel:
         self._number = 0
         self._running = 0  # the number of the command that runs, or 0
         self._killed = 0, math.inf  # the number of the last command that was killed, and since when
-        self._closed = False
+        self.closed = False
+        """Whether no other command can run here, as far as it is known."""
         self._gone = False
         self._process: int | None = None
         self.listener: socket.socket | None = None
@@ -171,11 +172,6 @@ class Channel:
                 raise ExecutorLostError(_MUST_NOT) from error
             raise
 
-    @property
-    def closed(self) -> bool:
-        """Whether no other command can run here, as far as it is known."""
-        return self._closed
-
     def run(
         self,
         argv: Sequence[str],
@@ -205,7 +201,7 @@ class Channel:
             raise ValueError(f"a command needs a time limit above 0 seconds, not {timeout_seconds}")
         try:
             with self._turn, Pipes(stdin, report) as pipes:
-                if self._closed:
+                if self.closed:
                     ended = self._wait_until_gone(0)
                     raise ExecutorLostError("this channel is closed; start another container", ended=ended)
                 given = pipes.inner if heartbeat is None else {**pipes.inner, "heartbeat": heartbeat}
@@ -231,14 +227,14 @@ class Channel:
             raise ExecutorLostError(str(error), ended=self.close()) from None
         except BaseException:
             pipes.close()
-            if self._closed or not sent:  # or sent just now
+            if self.closed or not sent:  # or sent just now
                 self.close()
             elif self._running:
                 self._abandon()
             raise
         finally:
             self._running = 0
-        if self._closed:
+        if self.closed:
             self.close()
         return ended
 
@@ -271,7 +267,7 @@ class Channel:
             number, code, timed_out, took, kills, leftovers, is_last = protocol.OUTCOME.unpack_from(payload)
             if number == self._number:
                 self._running = 0
-                self._closed |= is_last
+                self.closed |= is_last
                 problem = _text(payload[protocol.OUTCOME.size :])
                 return Ended(code, timed_out, kills > 0, took / 1e9, leftovers, problem)
         raise ExecutorLostError(_MUST_NOT)
@@ -286,13 +282,13 @@ class Channel:
         except BaseException:
             self.close()
             raise
-        if self._closed:
+        if self.closed:
             self.close()
 
     def kill(self) -> None:
         """End the command that runs now, if one does; its `run` returns with exit code 137. For any thread."""
         number = self._running
-        if number and not self._closed:
+        if number and not self.closed:
             if self._killed[0] != number:
                 self._killed = number, time.monotonic()
             with suppress(ExecutorLostError):  # its `run` finds that out, too
@@ -304,7 +300,7 @@ class Channel:
         Raises ExecutorLostError as `run` does.
         """
         with self._turn:
-            if self._closed:
+            if self.closed:
                 raise ExecutorLostError("this channel is closed; start another container")
             try:
                 self._send(protocol.LOOK, 0, paths)
@@ -348,7 +344,7 @@ class Channel:
     def close(self) -> bool:
         """End the executor, and with it every process of the container; whether all are known to have ended."""
         with self._closing:
-            self._closed = True
+            self.closed = True
             if not self._gone:
                 with suppress(OSError):  # it has ended already
                     self._connection.shutdown(socket.SHUT_RDWR)  # whoever waits for it wakes up
@@ -367,7 +363,7 @@ class Channel:
 
     def in_child(self) -> None:
         """In a forked child: let go of the copies, so that the stream ends with the parent."""
-        self._closed = True
+        self.closed = True
         self._free()
 
     def _wait_until_gone(self, seconds: float) -> bool:
@@ -378,7 +374,7 @@ class Channel:
 
     def _free_if_closed(self) -> None:
         # Not under the feet of a `run`: that one comes here itself.
-        if self._closed and self._turn.acquire(blocking=False):
+        if self.closed and self._turn.acquire(blocking=False):
             try:
                 with self._closing:
                     self._free()
