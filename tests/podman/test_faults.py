@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from killing import session_of
 
 from ringfence.runtime import Cancellation
 from ringfence_sandbox import CallProcess, PodmanSandbox, SandboxLimits, SandboxUnavailableError, examine_sandbox
@@ -98,7 +99,7 @@ def test_a_command_survives_the_end_of_the_service(tmp_path: Path, podman: Conne
     connection = Connection(service.url, "a test's", service)
     with connection, PodmanSandbox(tmp_path / "workspace", connection=connection, strict=limiting) as sandbox:
         sandbox.start()
-        timer = later(0.3, service.process.kill)
+        timer = later(0.3, lambda: os.killpg(service.process.pid, signal.SIGKILL))
         result = sandbox.run("echo one; sleep 1; echo two")
         timer.join()
         assert (result.exit_code, result.stdout) == (0, "one\ntwo\n")
@@ -270,22 +271,22 @@ def test_our_own_service_ends_with_us(tmp_path: Path) -> None:
         with client:
             assert client.stdout is not None
             pid, url = client.stdout.readline().split()
-            service = CallProcess.running(int(pid), "the service")
+            assert len(session_of(int(pid))) >= 2
             client.send_signal(ending)
-        assert wait_until(lambda service=service: not service.lives)
+        assert wait_until(lambda pid=pid: session_of(int(pid)) == [])
         assert wait_until(lambda url=url: not Path(url.removeprefix("unix://")).parent.exists())
 
 
-def test_our_own_service_does_not_stay_where_we_are_killed_before_anything_watches_over_it() -> None:
+def test_our_own_service_does_not_stay_where_we_are_killed_before_it_answers() -> None:
     program = (
         "import os, sys\nfrom ringfence_sandbox.container.connection import OwnService\n"
         "def kill(event, _):\n"
-        "    if event == 'subprocess.Popen' and (pid := open(f'/proc/self/task/{os.getpid()}/children').read()):\n"
-        "        print(pid, flush=True); os.kill(os.getpid(), 9)\n"
+        "    if event == 'socket.connect':\n"
+        "        print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True); os.kill(os.getpid(), 9)\n"
         "sys.addaudithook(kill)\nOwnService()"
     )
     client = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert wait_until(lambda: not Path("/proc", client.stdout.strip()).exists())
+    assert wait_until(lambda: session_of(int(client.stdout)) == [])
 
 
 def test_limits_are_numbers_above_zero() -> None:

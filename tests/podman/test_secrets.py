@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from command_line import ringfence_text
+from killing import session_of
 from real_git import git_bytes, objects_of
 
 from ringfence import Prompt, PromptTemplate
@@ -92,9 +93,7 @@ def test_an_inspection_of_the_container_shows_no_value(make_sandbox: MakeSandbox
 def test_a_service_of_our_own_gets_no_variable_that_podman_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
     with closing(OwnService()) as service:
-        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-        environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in children]
-        assert str(service.process.pid) in children
+        environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in session_of(service.process.pid)]
     assert len(environments) >= 2
     assert not any(TOKEN.encode() in environment for environment in environments)
 

@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 Work = Callable[[Callable[[str], None]], object]
@@ -91,3 +92,13 @@ def _in_child(point: int, work: Work) -> None:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def session_of(leader: int) -> list[int]:
+    """The processes of the session that a process began, also when it has ended itself."""
+    found: list[int] = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with suppress(OSError):  # it has ended
+            if os.getsid(pid) == leader and Path(f"/proc/{pid}/cmdline").read_bytes():  # a zombie has none
+                found.append(pid)
+    return found

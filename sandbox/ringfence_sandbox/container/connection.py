@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -44,12 +45,14 @@ INSTALL = (
     "on Debian or Ubuntu run `sudo apt-get install --no-install-recommends podman runc uidmap`, elsewhere see "
     "https://podman.io/docs/installation; then `ringfence sandbox doctor`"
 )
-# Its standard input ends without a line when we are killed: then it ends the service, which would stay otherwise.
-_AFTER_US = 'read -r _ || kill "$1"; rm -rf "$2"'
-# The service begins when that one is there, and a line says so: there is no instant at which it could outlive us.
-_ONCE_WATCHED = 'read -r _ || exec rm -rf "$1"; exec podman system service --time=0 "$2" </dev/null'
-
-
+# Its standard input ends when we do, however that is: then it ends the service, which would stay otherwise.
+_SERVICE = """
+exec 3<&0
+podman system service --time=0 "$2" </dev/null 3<&- & service=$!
+(read -r _ <&3; kill "$service") & watch=$!
+wait "$service"
+kill "$watch"; rm -rf "$1"
+"""
 _OF_PODMAN = re.compile(
     "PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_.*|TZ|TMPDIR|(XDG|DBUS|CONTAINERS?|PODMAN|BUILDAH|STORAGE|REGISTRY|SSL_CERT)_.*"
     "|GODEBUG|.*_proxy",
@@ -205,7 +208,7 @@ def answers(url: str) -> bool:
 
 
 class OwnService:
-    """`podman system service` as a child of this process, on a socket that only we can reach."""
+    """`podman system service` in a session of its own, which ends with this process, on a socket that only we reach."""
 
     def __init__(self) -> None:
         """
@@ -222,7 +225,7 @@ class OwnService:
         self._said = Path(self._directory, "said")
         with self._said.open("wb") as output:
             self.process = subprocess.Popen(
-                ["/bin/sh", "-c", _ONCE_WATCHED, "sh", self._directory, self.url],
+                ["/bin/sh", "-c", _SERVICE, "sh", self._directory, self.url],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -230,18 +233,7 @@ class OwnService:
                 cwd=self._directory,  # what watches over containers leaves a file there when one is out of memory
                 start_new_session=True,  # Ctrl-C is for us, not for what cleans up after us
             )
-        self._after_us = subprocess.Popen(
-            ["/bin/sh", "-c", _AFTER_US, "sh", str(self.process.pid), self._directory],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=_environment(),
-            start_new_session=True,
-        )
         try:
-            assert self.process.stdin is not None
-            with self.process.stdin as line:
-                line.write(b"watched\n")
             self._wait()
         except BaseException:
             self.close()
@@ -259,15 +251,14 @@ class OwnService:
             time.sleep(0.01)
 
     def close(self) -> None:
-        if self._after_us.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-            with suppress(OSError):
-                self._after_us.communicate(b"ended\n", timeout=_STOP_SECONDS)
+        """Once is enough."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
