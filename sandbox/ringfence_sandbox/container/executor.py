@@ -143,14 +143,16 @@ class Executor:
         command: dict[str, Any] = _content(descriptors[0])
         given = {name: descriptors[place] for place, name in enumerate(command["descriptors"], 1)}
         heartbeat = given.pop("heartbeat", None)
-        problem = b""
-        timed_out = is_last = False
-        kills = left = 0
+        code, problem, timed_out, kills, left, is_last = 0, b"", False, 0, 0, False
         try:
             process = self._start(command, given)
         except (OSError, ValueError) as error:
+            process = 0
             code, problem = _not_started(error)
-        else:
+        finally:
+            for descriptor in given.values():
+                os.close(descriptor)
+        if process:
             status, killed = self._watch(number, process, command["seconds"], heartbeat)
             left = self._end(process)
             before, self._kills = self._kills, self._memory.kills()
@@ -159,9 +161,8 @@ class Executor:
             code = TIMEOUT_EXIT_CODE if timed_out else _exit_code(status)
             # Where nobody was killed for want of memory, it may be full of what the kernel can let go of.
             is_last = (kills > 0 and self._memory.is_used_up()) or _own_state() != self._own
-        finally:
-            for descriptor in (*given.values(), *([] if heartbeat is None else [heartbeat])):
-                os.close(descriptor)
+        if heartbeat is not None:
+            os.close(heartbeat)
         took = time.monotonic_ns() - begun
         self.answer(ENDED, OUTCOME.pack(number, code, timed_out, took, kills, left, is_last) + problem)
         return is_last
