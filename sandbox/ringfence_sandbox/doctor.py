@@ -146,7 +146,9 @@ def _owner(sandbox: PodmanSandbox, root: Path) -> Finding:
     before = root.stat()
     owners = {(found.stat().st_uid, found.stat().st_gid) for found in root.iterdir()}
     works = done.exit_code == 0 and owners == {(before.st_uid, before.st_gid)}
-    found = f"{sandbox.start().way}; what is made belongs to {', '.join(f'{uid}:{gid}' for uid, gid in sorted(owners))}"
+    found = (
+        f"{sandbox.start().users}; what is made belongs to {', '.join(f'{uid}:{gid}' for uid, gid in sorted(owners))}"
+    )
     return Finding(
         "files belong to the tree's owner", works, found if works else f"{found}; {done.stderr[-200:]}", _REPORT
     )

@@ -171,7 +171,7 @@ class PodmanSandbox:
             lives = container is not None and not container.channel.closed and container.process.lives
             tree = self.filesystem.hidden_tree
             hidden: Mapping[str, Inode] = {} if tree is None else tree.paths
-            if container is not None and lives and container.inner == mounted_in(self.filesystem.root):
+            if container is not None and lives and container.mounts == mounted_in(self.filesystem.root):
                 with suppress(SandboxUnavailableError):
                     if container.hidden == hidden:
                         container.check_covered()

@@ -13,7 +13,7 @@ import pytest
 from mounts import mounted
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError
-from ringfence_sandbox.container.users import FIRST_ID, MOUNTS, exchanged
+from ringfence_sandbox.container.users import FIRST_ID, MOUNTS, swapped_ids
 from ringfence_sandbox.disk.call_process import own_label
 
 MakeSandbox = Callable[..., PodmanSandbox]
@@ -132,7 +132,7 @@ def test_a_mount_that_somebody_killed_has_left_is_removed(make_sandbox: MakeSand
 
 def test_numbers_are_exchanged_one_to_one() -> None:
     for owner in (0, 1, 999, 1000, 1001, 65535):
-        maps = exchanged(FIRST_ID, 1000, owner)
+        maps = swapped_ids(FIRST_ID, 1000, owner)
         outside = {inside + n: first + n for inside, first, count in maps for n in range(count)}
         assert len(outside) == len(set(outside.values())) == 65536
         assert outside[owner] == FIRST_ID + 1000

@@ -37,7 +37,7 @@ from ringfence_sandbox.container.isolation import (
     verified,
 )
 from ringfence_sandbox.container.network import AllowedHosts, Network, Resolve, allowed_hosts, resolve_name
-from ringfence_sandbox.container.users import handed_over
+from ringfence_sandbox.container.users import mapped_for_owner
 from ringfence_sandbox.disk.call_process import OWNER_LABEL, CallProcess, is_orphan, own_label
 from ringfence_sandbox.disk.hidden_tree import Inode
 from ringfence_sandbox.disk.kernel import mounts_below
@@ -146,7 +146,7 @@ class Container:
         self._connection = connection
         self.python = python
         """What runs the executor, and can run other programs of ours."""
-        self.inner = mounted_in(root)
+        self.mounts = mounted_in(root)
         """What was mounted in the workspace when it was started."""
         self.hidden = hidden
         """What was covered in the workspace when it was started: path to inode."""
@@ -156,8 +156,8 @@ class Container:
         self.environment: Mapping[str, str] = {}
         """What every command gets, unless it is told otherwise."""
         self._container: Any = None
-        with Listener(podman_directory()) as listener, handed_over(root, connection.host) as (place, users):
-            self.way = users.way
+        with Listener(podman_directory()) as listener, mapped_for_owner(root, connection.host) as (place, users):
+            self.users = users.description
             """How its users are mapped, in words."""
             wanted = options(
                 image=image,
@@ -168,7 +168,7 @@ class Container:
                 network=network,
                 users=users,
             )
-            shown = {path: os.path.relpath(path, root) for path in self.inner}
+            shown = {path: os.path.relpath(path, root) for path in self.mounts}
             bare = [path for path, at in shown.items() if hidden.keys().isdisjoint((at, *directories_above(at)))]
             wanted["mounts"] += [_shown(root, path) for path in bare] + [_cover(root, path) for path in hidden]
             if python.directory:

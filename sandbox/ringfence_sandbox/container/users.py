@@ -35,7 +35,7 @@ IdMap = tuple[int, int, int]
 """First id inside, first id outside, how many."""
 
 
-def exchanged(ids: int, shown: int, owner: int) -> Sequence[IdMap]:
+def swapped_ids(ids: int, shown: int, owner: int) -> Sequence[IdMap]:
     """All ids moved up by `ids`, but those of `owner` and `shown` exchanged: what `owner` has on disk is shown as
     ``ids + shown``."""
     if owner == shown:
@@ -137,12 +137,12 @@ class Users:
     """Whom commands run as."""
     options: Mapping[str, Any]
     """What of it the container is created with."""
-    way: str
+    description: str
     """In words."""
 
 
 @contextmanager
-def handed_over(root: str, host: Host) -> Generator[tuple[str, Users]]:
+def mapped_for_owner(root: str, host: Host) -> Generator[tuple[str, Users]]:
     """What to mount for `root` into a container that is started in the block, and who its users are.
 
     Raises:
@@ -156,10 +156,10 @@ def handed_over(root: str, host: Host) -> Generator[tuple[str, Users]]:
                 f"{os.getuid()}: run as that user, or use the system's Podman "
                 "(CONTAINER_HOST=unix:///run/podman/podman.sock)"
             )
-        way = "rootless: the user's own number, in a user namespace"
-        yield root, Users(f"{os.getuid()}:{os.getgid()}", {"userns_mode": {"nsmode": "keep-id"}}, way)
+        description = "rootless: the user's own number, in a user namespace"
+        yield root, Users(f"{os.getuid()}:{os.getgid()}", {"userns_mode": {"nsmode": "keep-id"}}, description)
         return
-    maps = [exchanged(FIRST_ID, USER, number) for number in (owner.st_uid, owner.st_gid)]
+    maps = [swapped_ids(FIRST_ID, USER, number) for number in (owner.st_uid, owner.st_gid)]
     with ExitStack() as stack:
         try:
             place = stack.enter_context(owner_mount(root, *maps))
@@ -176,6 +176,8 @@ def handed_over(root: str, host: Host) -> Generator[tuple[str, Users]]:
             # In one piece: Podman 4.3 cannot mount an image for maps of several.
             whole = [{"container_id": 0, "host_id": FIRST_ID, "size": IDS}]
             mapped = {"userns_mode": {"nsmode": "private"}, "idmappings": {"UIDMap": whole, "GIDMap": whole}}
-            way = f"nobody on the host ({FIRST_ID + USER}), with a mount on which the owner's files are that user's"
-            users = Users(f"{USER}:{USER}", mapped, way)
+            description = (
+                f"nobody on the host ({FIRST_ID + USER}), with a mount on which the owner's files are that user's"
+            )
+            users = Users(f"{USER}:{USER}", mapped, description)
         yield place, users
