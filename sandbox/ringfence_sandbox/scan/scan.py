@@ -10,20 +10,14 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from ringfence_sandbox.disk.kernel import mounts_below
-from ringfence_sandbox.scan.stat_cache import (
-    FINE_TICK_NS,
-    Stamp,
-    StatCache,
-    attributes_of,
-    is_settled,
-    stamp_of,
-)
-from ringfence_sandbox.scan.steady_reading import hole_bytes, open_at, read_at_once, read_steadily
+from ringfence_sandbox.disk.confined import Confined
+from ringfence_sandbox.disk.kernel import abilities, mounts_below
+from ringfence_sandbox.scan.stat_cache import COARSE_TICK_NS, Stamp, StatCache, attributes_of, is_settled, stamp_of
+from ringfence_sandbox.scan.steady_reading import closing, hole_bytes, open_at, read_steadily
 from ringfence_sandbox.store.entries import Entry, Meta, link_number
 from ringfence_sandbox.store.folders import Folder
 from ringfence_sandbox.store.history_states import States
@@ -80,34 +74,33 @@ class ScanResult:
         return {path: state for path, state in self.changes.items() if path not in self.excluded}
 
 
-def filesystem_clock(root: int) -> int:
-    """Now, by the clock that stamps the files of this filesystem, in nanoseconds; leaves no trace."""
-    try:
-        probe = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=root)
-    except OSError:
-        # It cannot be asked: then nothing that changed in the last seconds is trusted.
-        return time.time_ns() - 2_000_000_000
+def _new_file_ns(directory: int, name: str = "") -> int:
+    """The ctime of a file that is made in a directory and goes at once. It has no name unless one is given."""
+    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if name else os.O_TMPFILE)
+    probe = os.open(name or ".", flags, 0o600, dir_fd=directory)
     try:
         return os.fstat(probe).st_ctime_ns
     finally:
         os.close(probe)
+        if name:
+            os.unlink(name, dir_fd=directory)
+
+
+def filesystem_clock(root: int) -> int:
+    """Now, by the clock that stamps the files of this filesystem, in nanoseconds."""
+    try:
+        return _new_file_ns(root)
+    except OSError:  # then nothing that changed in the last seconds is trusted
+        return time.time_ns() - COARSE_TICK_NS
 
 
 def clock_ahead_ns(directory: int, name: str = "") -> int:
     """By how many nanoseconds the clock of a filesystem is ahead of the system's.
 
-    A new file tells it, which goes at once. It has no name; NFS and 9p know no such files, so there it needs one.
-    Raises OSError where no such file can be made.
+    NFS and 9p know no files without a name, so there it needs one. Raises OSError where no file can be made.
     """
-    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if name else os.O_TMPFILE)
     now = time.time_ns()
-    probe = os.open(name or ".", flags, 0o600, dir_fd=directory)
-    try:
-        return os.fstat(probe).st_ctime_ns - now
-    finally:
-        os.close(probe)
-        if name:
-            os.unlink(name, dir_fd=directory)
+    return _new_file_ns(directory, name) - now
 
 
 def follow(cache: StatCache, states: States, commit: str | None) -> None:
@@ -130,49 +123,13 @@ def told_nothing(files: int) -> None:
     """The progress that nobody wants to hear of."""
 
 
-class _Before:
-    """A directory as the step before had it, read from the store only if it is asked for."""
+@dataclass(slots=True)
+class _Directory:
+    """A directory that a scan is to enter: what the step before had at its path, and its stamp."""
 
-    __slots__ = ("_above", "_commit", "_known", "_name", "_states", "_value")
-
-    def __init__(self, states: States, commit: str | None, above: _Before | None = None, name: str = "") -> None:
-        self._states = states
-        self._commit = commit
-        self._above = above
-        self._name = name
-        self._known = False
-        self._value: Folder | None = None
-
-    def below(self, name: str) -> _Before:
-        return _Before(self._states, self._commit, self, name)
-
-    def get(self) -> Folder | None:
-        if self._known:
-            return self._value
-        # Not by recursion: a scan of a deep tree is that already, and a caller's stack may be deep as well.
-        line: list[_Before] = []
-        one: _Before | None = self
-        while one is not None and not one._known:
-            line.append(one)
-            one = one._above
-        for one in reversed(line):
-            one._value = one._loaded()
-            one._known = True
-        return self._value
-
-    def _loaded(self) -> Folder | None:
-        if self._above is None:
-            return self._states.root(self._commit) if self._commit is not None else None
-        folder = self._above._value
-        return folder.directory(os.fsencode(self._name), self._states.objects) if folder is not None else None
-
-    def file(self, name: str) -> Entry | None:
-        folder = self.get()
-        return folder.file(os.fsencode(name)) if folder is not None else None
-
-
-class _UnsearchableError(PermissionError):
-    """A directory may be listed, and nothing in it be looked at."""
+    path: str
+    before: Folder | Entry | None
+    stamp: Stamp
 
 
 class Scanner:
@@ -196,7 +153,7 @@ class Scanner:
         progress: Progress = told_nothing,
         hides: Hides | None = None,
     ) -> None:
-        self._root = root
+        self._files = Confined(root, abilities())
         self._states = states
         self._commit = commit
         self._keep = keep
@@ -206,8 +163,6 @@ class Scanner:
         self._progress = progress
         self._hides = hides
         self._clock = filesystem_clock(root)
-        self._settled = self._clock - FINE_TICK_NS
-        """Nothing with a later ctime is settled."""
         place = os.path.realpath(f"/proc/self/fd/{root}")
         self._mounted = {os.path.relpath(path, place) for path in mounts_below(place)}
         self._found = ScanResult()
@@ -225,188 +180,100 @@ class Scanner:
         """
         follow(self._cache, self._states, self._commit)
         self._cache.commit = None
-        descriptor = open_at(".", self._root, _DIRECTORY)
-        try:
-            self._folder(descriptor, "", _Before(self._states, self._commit), 0)
-        finally:
-            os.close(descriptor)
+        before = self._states.root(self._commit) if self._commit is not None else None
+        waiting = [_Directory("", before, stamp_of(os.fstat(self._files.root)))]
+        while waiting:
+            waiting += self._enter(waiting.pop())[::-1]
         self._drop_renumbered_links()
         if not self._found.changes:
             self._cache.commit = self._commit
         return self._found
 
-    def _folder(self, descriptor: int, path: str, before: _Before, depth: int) -> None:
+    def _enter(self, directory: _Directory) -> Sequence[_Directory]:
+        """Look at what is in a directory. Return the directories in it, which are to be entered next."""
+        path = directory.path
+        try:
+            with self._files.parent(path) as (above, name):
+                os.lstat(f"{name}/.", dir_fd=above)  # fails where names may be listed, and nothing be looked at
+                descriptor = open_at(name, above, _DIRECTORY)
+        except FileNotFoundError:
+            self._gone(path, directory.before)
+        except OSError as error:
+            if not path or error.errno in _OURS:
+                raise
+            # It may not be read, or became something else just now, which the next scan will find.
+            self._exclude(path, "unreadable", directory.before, directory.stamp)
+        else:
+            with closing(descriptor):
+                return self._look(descriptor, directory)
+        return ()
+
+    def _look(self, descriptor: int, directory: _Directory) -> Sequence[_Directory]:
         self._progress(self._found.files)
+        path, prefix = directory.path, f"{directory.path}/" if directory.path else ""
+        before = directory.before if isinstance(directory.before, Folder) else None
         status = os.fstat(descriptor)
-        stamp = stamp_of(status)
-        folders, others = _listed(descriptor)
-        if depth == 0:
-            folders = [name for name in folders if not self._hidden(name)]
-            others = [name for name in others if not self._hidden(name)]
-        prefix = f"{path}/" if path else ""
         known = self._cache.folders.get(path, {})
-        fresh: dict[str, Stamp] = {}
-        to_read: list[tuple[str, os.stat_result]] = []
-        concealed: list[tuple[str, os.stat_result]] = []
+        fresh = self._cache.folders[path] = dict[str, Stamp]()
+        others: list[tuple[str, os.stat_result, bool]] = []
         room = self._limits.max_files - self._found.files
-        for name in others:
+        for name in os.listdir(descriptor):
+            if not path and self._hidden(name):
+                continue
             try:
                 now = os.lstat(name, dir_fd=descriptor)
             except FileNotFoundError:
                 continue
-            except PermissionError as error:
-                raise _UnsearchableError(*error.args) from error
-            was = known.get(name)
             hidden = self._hides is not None and self._hides(descriptor, name, prefix + name, now)
-            if (
-                was is not None
-                and was[3] == now.st_ctime_ns
-                and was[0] == now.st_ino
-                and was[1] == now.st_size
-                and was[2] == now.st_mtime_ns
-                and len(fresh) < room
-                and not hidden
-            ):
-                fresh[name] = was
-            elif stat.S_ISDIR(now.st_mode):  # it has become one since it was listed
-                folders = (*folders, name)
-            elif hidden:
-                concealed.append((name, now))
+            if known.get(name) == stamp_of(now) and len(fresh) < room and not hidden:
+                fresh[name] = known[name]
             else:
-                to_read.append((name, now))
-        self._cache.folders[path] = fresh
+                others.append((name, now, hidden))
         self._found.files += len(fresh)
-        for name, now in concealed:
-            self._exclude(prefix + name, "hidden", before.file(name), stamp_of(now))
-        gone = [name for name, now in to_read if not self._file(descriptor, prefix, fresh, name, now, before)]
-        if known.get("") != stamp:
+        there = set(fresh)
+        below: dict[str, _Directory] = {}
+        for name, now, hidden in others:
+            old = self._before(before, name)
+            reason = self._refused(descriptor, name, prefix + name, now, hidden=hidden)
+            if reason is not None:
+                self._exclude(prefix + name, reason, old, stamp_of(now))
+            elif stat.S_ISDIR(now.st_mode):
+                below[name] = _Directory(prefix + name, old, stamp_of(now))
+            elif not self._file(descriptor, name, prefix + name, now, old):
+                continue
+            there.add(name)
+        if known.get("") != stamp_of(status):
             self._cache.note(path, attributes_of(descriptor))
-        # Not every filesystem gives a directory another stamp when a name in it comes or goes.
-        there = (fresh.keys() | {name for name, _ in (*to_read, *concealed)}).difference(gone)
-        self._directory(path, status, before.get(), there, set(folders))
-        if is_settled(status, self._clock):
-            fresh[""] = stamp
-        for name in folders:
-            self._below(descriptor, name, prefix + name, before, depth)
-
-    def _directory(
-        self, path: str, status: os.stat_result, before: Folder | None, files: Set[str], folders: Set[str]
-    ) -> None:
         meta = _meta(status, link=0)
         if before is None or before.meta != meta:
             self._found.changes[path] = Entry("directory", meta)
             self._found.stamps[path] = stamp_of(status)
-        if before is None:
-            return
-        prefix = f"{path}/" if path else ""
-        for raw in before.names():
-            name = os.fsdecode(raw)
-            if name not in files and name not in folders:
+        if before is not None:
+            # Not every filesystem gives a directory another stamp when a name in it comes or goes.
+            folders = set(map(os.fsdecode, before.directories()))
+            for name in folders.union(map(os.fsdecode, before.names())) - there:
                 self._found.changes[prefix + name] = None
-        for raw in before.directories():
-            name = os.fsdecode(raw)
-            if name not in folders:
-                # A file in its place is a change of its own, unless it is one that was not taken in.
-                if name not in files or prefix + name in self._found.excluded:
-                    self._found.changes[prefix + name] = None
+            for name in folders - below.keys():
                 self._cache.forget(prefix + name)
+        if is_settled(status, self._clock):
+            fresh[""] = stamp_of(status)
+        return list(below.values())
 
-    def _below(self, parent: int, name: str, path: str, before: _Before, depth: int) -> None:
-        old = before.below(name)
-        if self._hides is not None and self._is_hidden_directory(parent, name, path):
-            self._exclude(path, "hidden", old.get() or before.file(name), _stamp_at(parent, name))
-            return
-        if path in self._mounted or depth + 1 >= MAX_DEPTH:
-            # What is in a mount could not be brought back by renaming, so no call may change it.
-            reason = "mounted" if path in self._mounted else "too deep"
-            self._exclude(path, reason, old.get() or before.file(name), _stamp_at(parent, name))
-            return
-        try:
-            descriptor = open_at(name, parent, _DIRECTORY)
-        except FileNotFoundError:
-            self._gone(path, old.get())
-            return
-        except OSError as error:
-            if error.errno in _OURS:
-                raise
-            # It may not be read, or became something else just now, which the next scan will find.
-            self._exclude(path, "unreadable", old.get() or before.file(name), _stamp_at(parent, name))
-            return
-        try:
-            self._folder(descriptor, path, old, depth + 1)
-        except _UnsearchableError:
-            changes = self._found.changes
-            for known in [known for known in changes if known == path or known.startswith(f"{path}/")]:
-                del changes[known]
-            self._exclude(path, "unreadable", old.get() or before.file(name), _stamp_at(parent, name))
-        finally:
-            os.close(descriptor)
+    def _before(self, folder: Folder | None, name: str) -> Folder | Entry | None:
+        """What the step before had at a name of a directory."""
+        if folder is None:
+            return None
+        raw = os.fsencode(name)
+        return folder.directory(raw, self._states.objects) or folder.file(raw)
 
-    def _is_hidden_directory(self, parent: int, name: str, path: str) -> bool:
-        assert self._hides is not None
-        try:
-            return self._hides(parent, name, path, os.lstat(name, dir_fd=parent))
-        except FileNotFoundError:
-            return False
-        except PermissionError as error:
-            raise _UnsearchableError(*error.args) from error
-
-    def _file(
-        self,
-        parent: int,
-        prefix: str,
-        fresh: dict[str, Stamp],
-        name: str,
-        status: os.stat_result,
-        before: _Before,
-    ) -> bool:
-        """Whether it is (still) there. What may be trusted from now on comes into ``fresh``."""
-        path, old = prefix + name, before.file(name)
-        self._found.files += 1
-        if not self._found.files % _TOLD_EVERY or status.st_size >= _TOLD_BYTES:
-            self._progress(self._found.files)
-        reason = "mounted" if path in self._mounted else self._refused(parent, name, status)
-        if reason is None:
-            kind, steady, stamp = "file", True, stamp_of(status)
-            try:
-                once = read_at_once(parent, name, stamp) if stat.S_ISREG(status.st_mode) else None
-                if once is None:
-                    most = self._limits.max_file_bytes
-                    kind, content, attributes, status, steady = read_steadily(parent, name, status, most)
-                    stamp = stamp_of(status)
-                else:
-                    content, attributes = once
-            except FileNotFoundError:
-                return False
-            except OSError as error:
-                if error.errno in _OURS:
-                    raise
-                reason = "unreadable"
-            else:
-                self._found.read += 1
-                self._cache.note(path, attributes)
-                self._found.stamps[path] = stamp
-                self._take(
-                    path,
-                    old,
-                    Entry(kind, _meta(status, link=link_number(status, self._device)), self._keep(content)),
-                )
-                if not steady:
-                    self._found.unsettled.append(path)
-                elif stamp[3] < self._settled and is_settled(status, self._clock):
-                    fresh[name] = stamp
-                return True
-        self._exclude(path, reason, old, stamp_of(status))
-        return True
-
-    def _take(self, path: str, old: Entry | None, new: Entry) -> None:
-        if old != new:
-            self._found.changes[path] = new
-        if new.meta.link or (old is not None and old.meta.link):
-            self._links.append((path, old, new))
-
-    def _refused(self, parent: int, name: str, status: os.stat_result) -> Exclusion | None:
-        if self._found.files > self._limits.max_files:
+    def _refused(self, parent: int, name: str, path: str, status: os.stat_result, *, hidden: bool) -> Exclusion | None:
+        if hidden:
+            return "hidden"
+        if path in self._mounted:
+            return "mounted"  # what is in a mount could not be brought back by renaming, so no call may change it
+        if stat.S_ISDIR(status.st_mode):
+            return "too deep" if path.count("/") + 1 >= MAX_DEPTH else None
+        if self._found.files >= self._limits.max_files:
             return "too many files"
         if not stat.S_ISREG(status.st_mode):
             return None if stat.S_ISLNK(status.st_mode) else "special file"
@@ -418,13 +285,43 @@ class Scanner:
                 return "too large"
         return None
 
-    def _exclude(self, path: str, reason: Exclusion, old: Entry | Folder | None, stamp: Stamp | None) -> None:
+    def _file(self, parent: int, name: str, path: str, status: os.stat_result, old: Folder | Entry | None) -> bool:
+        """Take in a file or link that the cache does not know. False: it has gone."""
+        self._found.files += 1
+        if not self._found.files % _TOLD_EVERY or status.st_size >= _TOLD_BYTES:
+            self._progress(self._found.files)
+        try:
+            content, attributes, status, steady = read_steadily(parent, name, status, self._limits.max_file_bytes)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno in _OURS:
+                raise
+            self._exclude(path, "unreadable", old, stamp_of(status))
+            return True
+        stamp = self._found.stamps[path] = stamp_of(status)
+        self._found.read += 1
+        self._cache.note(path, attributes)
+        kind = "symlink" if stat.S_ISLNK(status.st_mode) else "file"
+        new = Entry(kind, _meta(status, link=link_number(status, self._device)), self._keep(content))
+        before = old if isinstance(old, Entry) else None
+        if before != new:
+            self._found.changes[path] = new
+        if new.meta.link or (before is not None and before.meta.link):
+            self._links.append((path, before, new))
+        if not steady:
+            self._found.unsettled.append(path)
+        elif is_settled(status, self._clock):
+            folder, _, _ = path.rpartition("/")
+            self._cache.folders[folder][name] = stamp
+        return True
+
+    def _exclude(self, path: str, reason: Exclusion, old: Folder | Entry | None, stamp: Stamp) -> None:
         self._found.excluded[path] = reason
-        if stamp is not None:
-            self._found.stamps[path] = stamp
+        self._found.stamps[path] = stamp
         self._gone(path, old)
 
-    def _gone(self, path: str, old: Entry | Folder | None) -> None:
+    def _gone(self, path: str, old: Folder | Entry | None) -> None:
         if old is not None:
             self._found.changes[path] = None
             self._cache.forget(path)
@@ -448,28 +345,5 @@ class Scanner:
                 del self._found.changes[path]
 
 
-def _listed(descriptor: int) -> tuple[Sequence[str], Sequence[str]]:
-    """The names of the directories in a directory, and all others."""
-    folders: list[str] = []
-    others: list[str] = []
-    with os.scandir(descriptor) as listed:
-        for entry in listed:
-            try:
-                is_folder = entry.is_dir(follow_symlinks=False)
-            except PermissionError as error:  # where a filesystem lists no kinds, it is looked at for that
-                raise _UnsearchableError(*error.args) from error
-            (folders if is_folder else others).append(entry.name)
-    return folders, others
-
-
 def _meta(status: os.stat_result, *, link: int) -> Meta:
     return Meta(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns, link)
-
-
-def _stamp_at(parent: int, name: str) -> Stamp | None:
-    try:
-        return stamp_of(os.lstat(name, dir_fd=parent))
-    except FileNotFoundError:
-        return None
-    except PermissionError as error:
-        raise _UnsearchableError(*error.args) from error

@@ -6,9 +6,8 @@ import os
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import Literal
 
-from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, attributes_of, stamp_of
+from ringfence_sandbox.scan.stat_cache import Attributes, attributes_of, stamp_of
 
 _NOATIME = getattr(os, "O_NOATIME", 0)
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -18,11 +17,8 @@ _ATTEMPTS = 3
 def hole_bytes(parent: int, name: str, size: int) -> int:
     """The bytes of a file that are in no block. (Fewer blocks than bytes may also be a filesystem that compresses.)"""
     holes = at = 0
-    try:
-        descriptor = open_at(name, parent, _FILE)
-    except OSError:  # found again, and said, where it is read
-        return 0
-    with closing(descriptor), suppress(OSError):  # the end is an error where a hole is the last
+    # What cannot be opened is reported where it is read; the end is an error where a hole is the last.
+    with suppress(OSError), closing(open_at(name, parent, _FILE)) as descriptor:
         while at < size:
             hole = os.lseek(descriptor, at, os.SEEK_HOLE)
             holes += size - hole
@@ -32,9 +28,10 @@ def hole_bytes(parent: int, name: str, size: int) -> int:
 
 
 @contextmanager
-def closing(descriptor: int) -> Generator[None, None, None]:
+def closing(descriptor: int) -> Generator[int]:
+    """The descriptor, which is closed at the end of the block."""
     try:
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -47,24 +44,8 @@ def open_at(name: str, parent: int, flags: int) -> int:
         return os.open(name, flags, dir_fd=parent)
 
 
-def read_at_once(parent: int, name: str, stamp: Stamp) -> tuple[bytes, Attributes] | None:
-    """The bytes and extended attributes of a regular file that nobody has touched between its ``stamp`` and their end;
-    else None."""
-    descriptor = open_at(name, parent, _FILE)
-    try:
-        content = os.read(descriptor, stamp[1] + 1)
-        attributes = attributes_of(descriptor)
-        steady = len(content) == stamp[1] and stamp_of(os.fstat(descriptor)) == stamp
-        return (content, attributes) if steady else None
-    except BlockingIOError:  # it has become a pipe
-        return None
-    finally:
-        os.close(descriptor)
-
-
 def _read(descriptor: int, size: int, most: int) -> bytes:
-    """The whole of it, or, where it has grown beyond that meanwhile, `most` bytes."""
-    os.lseek(descriptor, 0, os.SEEK_SET)
+    """The whole of a file, or, where it has grown beyond that meanwhile, `most` bytes."""
     content = os.read(descriptor, size + 1)
     if len(content) == size:
         return content
@@ -77,22 +58,19 @@ def _read(descriptor: int, size: int, most: int) -> bytes:
 
 def read_steadily(
     parent: int, name: str, status: os.stat_result, most: int
-) -> tuple[Literal["file", "symlink"], bytes, Attributes, os.stat_result, bool]:
-    """What it is, its bytes, its extended attributes, its status then, and whether it was left alone meanwhile."""
+) -> tuple[bytes, Attributes, os.stat_result, bool]:
+    """The bytes and extended attributes of a file, or the target of a link, which had this status just now; its status
+    when they were read; and whether it was left alone meanwhile."""
     if stat.S_ISLNK(status.st_mode):
         target = os.fsencode(os.readlink(name, dir_fd=parent))
-        again = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        return "symlink", target, {}, status, stamp_of(again) == stamp_of(status)
-    descriptor = open_at(name, parent, _FILE)
-    try:
+        return target, {}, status, stamp_of(os.lstat(name, dir_fd=parent)) == stamp_of(status)
+    with closing(open_at(name, parent, _FILE)) as descriptor:
         attempts = 0
         while True:
-            attempts += 1
-            status = os.fstat(descriptor)
-            content = _read(descriptor, status.st_size, most)
-            attributes = attributes_of(descriptor)
+            content, attributes = _read(descriptor, status.st_size, most), attributes_of(descriptor)
             steady = stamp_of(os.fstat(descriptor)) == stamp_of(status)
+            attempts += 1
             if steady or attempts == _ATTEMPTS:
-                return "file", content, attributes, status, steady
-    finally:
-        os.close(descriptor)
+                return content, attributes, status, steady
+            status = os.fstat(descriptor)
+            os.lseek(descriptor, 0, os.SEEK_SET)
