@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -35,6 +35,8 @@ Progress: TypeAlias = Callable[[int], None]
 """Is told now and then how many files a scan has looked at."""
 Hides: TypeAlias = Callable[[int, str, str, os.stat_result], bool]
 """Whether something is hidden: the descriptor of its directory, its name there, its path, and its status."""
+_Other: TypeAlias = tuple[str, os.stat_result, bool]
+"""The name of something that the cache does not know, its status, and whether it is hidden."""
 Exclusion: TypeAlias = Literal[
     "too large", "too many files", "too deep", "special file", "unreadable", "mounted", "hidden"
 ]
@@ -191,32 +193,37 @@ class Scanner:
 
     def _enter(self, directory: _Directory) -> Sequence[_Directory]:
         """Look at what is in a directory. Return the directories in it, which are to be entered next."""
-        path = directory.path
         try:
-            with self._files.parent(path) as (above, name):
-                os.lstat(f"{name}/.", dir_fd=above)  # fails where names may be listed, and nothing be looked at
+            with self._files.parent(directory.path) as (above, name):
                 descriptor = open_at(name, above, _DIRECTORY)
-        except FileNotFoundError:
-            self._gone(path, directory.before)
         except OSError as error:
-            if not path or error.errno in _OURS:
-                raise
-            # It may not be read, or became something else just now, which the next scan will find.
-            self._exclude(path, "unreadable", directory.before, directory.stamp)
-        else:
-            with closing(descriptor):
-                return self._look(descriptor, directory)
+            return self._not_entered(directory, error)
+        with closing(descriptor):
+            try:
+                fresh, others = self._listed(descriptor, directory.path)
+            except OSError as error:
+                return self._not_entered(directory, error)
+            return self._look(descriptor, directory, fresh, others)
+
+    def _not_entered(self, directory: _Directory, error: OSError) -> Sequence[_Directory]:
+        if not directory.path or error.errno in _OURS:
+            raise error
+        if error.errno == errno.ENOENT:
+            self._gone(directory.path, directory.before)
+        else:  # it may not be read, or became something else just now, which the next scan will find
+            self._exclude(directory.path, "unreadable", directory.before, directory.stamp)
         return ()
 
-    def _look(self, descriptor: int, directory: _Directory) -> Sequence[_Directory]:
-        self._progress(self._found.files)
-        path, prefix = directory.path, f"{directory.path}/" if directory.path else ""
-        before = directory.before if isinstance(directory.before, Folder) else None
-        status = os.fstat(descriptor)
-        known = self._cache.folders.get(path, {})
-        fresh = self._cache.folders[path] = dict[str, Stamp]()
-        others: list[tuple[str, os.stat_result, bool]] = []
+    def _listed(self, descriptor: int, path: str) -> tuple[dict[str, Stamp], list[_Other]]:
+        """The files in a directory that are as the cache knows them, and all else that is in it.
+
+        PermissionError where names may be listed, and nothing be looked at.
+        """
+        prefix = f"{path}/" if path else ""
+        known, hides = self._cache.folders.get(path, {}), self._hides
         room = self._limits.max_files - self._found.files
+        fresh: dict[str, Stamp] = {}
+        others: list[_Other] = []
         for name in os.listdir(descriptor):
             if not path and self._hidden(name):
                 continue
@@ -224,11 +231,23 @@ class Scanner:
                 now = os.lstat(name, dir_fd=descriptor)
             except FileNotFoundError:
                 continue
-            hidden = self._hides is not None and self._hides(descriptor, name, prefix + name, now)
-            if known.get(name) == stamp_of(now) and len(fresh) < room and not hidden:
-                fresh[name] = known[name]
+            hidden = hides is not None and hides(descriptor, name, prefix + name, now)
+            was = known.get(name)
+            if was is not None and was == stamp_of(now) and len(fresh) < room and not hidden:
+                fresh[name] = was
             else:
                 others.append((name, now, hidden))
+        return fresh, others
+
+    def _look(
+        self, descriptor: int, directory: _Directory, fresh: dict[str, Stamp], others: Sequence[_Other]
+    ) -> Sequence[_Directory]:
+        self._progress(self._found.files)
+        path, prefix = directory.path, f"{directory.path}/" if directory.path else ""
+        before = directory.before if isinstance(directory.before, Folder) else None
+        status = os.fstat(descriptor)
+        itself = self._cache.folders.get(path, {}).get("")
+        self._cache.folders[path] = fresh
         self._found.files += len(fresh)
         there = set(fresh)
         below: dict[str, _Directory] = {}
@@ -242,7 +261,7 @@ class Scanner:
             elif not self._file(descriptor, name, prefix + name, now, old):
                 continue
             there.add(name)
-        if known.get("") != stamp_of(status):
+        if itself != stamp_of(status):
             self._cache.note(path, attributes_of(descriptor))
         meta = _meta(status, link=0)
         if before is None or before.meta != meta:
@@ -250,10 +269,10 @@ class Scanner:
             self._found.stamps[path] = stamp_of(status)
         if before is not None:
             # Not every filesystem gives a directory another stamp when a name in it comes or goes.
-            folders = set(map(os.fsdecode, before.directories()))
-            for name in folders.union(map(os.fsdecode, before.names())) - there:
-                self._found.changes[prefix + name] = None
-            for name in folders - below.keys():
+            folders = _decoded(before.directories())
+            gone = (folders | _decoded(before.names())) - there
+            self._found.changes.update(dict.fromkeys((prefix + name for name in gone), None))
+            for name in gone | folders - below.keys():
                 self._cache.forget(prefix + name)
         if is_settled(status, self._clock):
             fresh[""] = stamp_of(status)
@@ -343,6 +362,11 @@ class Scanner:
             alone = len(became[old.meta.link]) == 1 and len(came[new.meta.link]) == 1
             if alone and old == replace(new, meta=replace(new.meta, link=old.meta.link)):
                 del self._found.changes[path]
+
+
+def _decoded(names: Iterable[bytes]) -> set[str]:
+    """File names as text: all at once, which is faster than one by one."""
+    return set(os.fsdecode(b"\0".join(names)).split("\0")) - {""}
 
 
 def _meta(status: os.stat_result, *, link: int) -> Meta:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -21,29 +19,17 @@ from ringfence_sandbox.disk.records import Json
 from ringfence_sandbox.disk.state_files import replacing
 from ringfence_sandbox.store.entries import Entry
 
-MAGIC = b"ringfence stat cache 2\n"
+_VERSION = b"ringfence stat cache 3\n"
 FINE_TICK_NS = 20_000_000
 COARSE_TICK_NS = 2_000_000_000
 
-_LATEST_NS = 2**63 - 1
-"""In the year 2262; a file with a later time is read anew by who opens the workspace again."""
-
 Stamp: TypeAlias = tuple[int, int, int, int]
 """Inode, size, mtime and ctime in nanoseconds."""
-_STAMP_FORMAT = "QqqQ"
-_STAMP = struct.Struct("<" + _STAMP_FORMAT)
-_FOLDER = struct.Struct("<II")
-_SIZE = struct.Struct("<I")
 _OF_THE_SYSTEM = frozenset({"security.selinux", "system.nfs4_acl"})
 """Extended attributes that everything may have, of which a new file gets its own."""
 
 Attributes: TypeAlias = dict[str, bytes]
 """Extended attributes."""
-
-
-def _packed(names: Mapping[str, Stamp]) -> bytes:
-    """struct.error where a time is too late for it, or too early."""
-    return struct.pack("<" + _STAMP_FORMAT * len(names), *chain.from_iterable(names.values()))
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -82,7 +68,7 @@ class StatCache:
     """Stamps by directory and name ("" is the directory itself); ``commit`` is the step whose state they stand for.
     ``attributes`` has those of all that have any and a stamp, by path.
 
-    Whoever publishes a step moves it on: `forget` (or `set`) every path of the step, then set ``commit``.
+    Whoever publishes a step moves it on: `forget` every path of the step, then set ``commit``.
     """
 
     commit: str | None = None
@@ -96,26 +82,11 @@ class StatCache:
         elif self.attributes:
             self.attributes.pop(path, None)
 
-    def get(self, path: str) -> Stamp | None:
-        folder, _, name = path.rpartition("/")
-        names = self.folders.get(folder)
-        return names.get(name) if names is not None else None
-
-    def set(self, path: str, status: os.stat_result, clock_ns: int) -> None:
-        """Record a file that the newest step holds as it is now, if `clock_ns` lets it be trusted."""
-        folder, _, name = path.rpartition("/")
-        if is_settled(status, clock_ns):
-            self.folders.setdefault(folder, {})[name] = stamp_of(status)
-        else:
-            self.forget(path)
-
     def forget(self, path: str) -> None:
         """Have the next scan read this path, and all below it if it was a directory."""
         folder, _, name = path.rpartition("/")
-        for known in (folder, path):
-            names = self.folders.get(known)
-            if names is not None:
-                names.pop(name if known != path else "", None)
+        self.folders.get(folder, {}).pop(name, None)
+        self.forget_itself(path)
         self.attributes.pop(path, None)
         if path in self.folders and path:
             below = f"{path}/"
@@ -126,9 +97,7 @@ class StatCache:
 
     def forget_itself(self, path: str) -> None:
         """Have the next scan look at what a directory itself is; what is in it is as it was."""
-        names = self.folders.get(path)
-        if names is not None:
-            names.pop("", None)
+        self.folders.get(path, {}).pop("", None)
 
     def differ(self, path: str, one: Entry | None, other: Entry | None) -> None:
         """Have the next scan look at a path that is in two states of the tree, of which one is what was seen."""
@@ -142,22 +111,9 @@ class StatCache:
 
     def save(self, path: Path) -> None:
         """Write it, with a checksum; a crash leaves the old one or the new one, a loss of power maybe neither."""
-        known = {
-            path: one for path, one in self.attributes.items() if self.get(path) or self.get(f"{path}/".lstrip("/"))
-        }
-        attributes = json.dumps(attributes_json(known)).encode()
-        parts = [(self.commit or "").encode().ljust(40, b" "), _SIZE.pack(len(attributes)), attributes]
-        for folder, names in self.folders.items():
-            try:
-                stamps = _packed(names)
-            except struct.error:
-                names = {name: stamp for name, stamp in names.items() if abs(stamp[2]) <= _LATEST_NS}
-                stamps = _packed(names)
-            raw = os.fsencode("\0".join([folder, *names]))
-            parts += (_FOLDER.pack(len(raw), len(names)), raw, stamps)
-        body = b"".join(parts)
+        body = json.dumps([self.commit, self.folders, attributes_json(self.attributes)]).encode()
         with replacing(path, sync=False) as file:
-            file.write(MAGIC + hashlib.sha256(body).digest() + body)
+            file.write(_VERSION + hashlib.sha256(body).digest() + body)
 
     @classmethod
     def load(cls, path: Path) -> StatCache:
@@ -166,19 +122,13 @@ class StatCache:
             data = path.read_bytes()
         except OSError:
             return cls()
-        start = len(MAGIC) + 32
-        if data[: len(MAGIC)] != MAGIC or hashlib.sha256(data[start:]).digest() != data[len(MAGIC) : start]:
+        start = len(_VERSION) + 32
+        body = data[start:]
+        if data[:start] != _VERSION + hashlib.sha256(body).digest():
             return cls()
-        cache = cls(data[start : start + 40].decode().strip() or None)
-        (length,) = _SIZE.unpack_from(data, start + 40)
-        at = start + 40 + _SIZE.size + length
-        cache.attributes = attributes_from_json(json.loads(data[at - length : at]))
-        while at < len(data):
-            length, count = _FOLDER.unpack_from(data, at)
-            at += _FOLDER.size
-            folder, *names = map(os.fsdecode, data[at : at + length].split(b"\0"))
-            at += length
-            end = at + count * _STAMP.size
-            cache.folders[folder] = dict(zip(names, _STAMP.iter_unpack(data[at:end]), strict=True))
-            at = end
-        return cache
+        commit, saved, attributes = json.loads(body)
+        folders: dict[str, dict[str, Stamp]] = {
+            folder: {name: (inode, size, mtime, ctime) for name, (inode, size, mtime, ctime) in names.items()}
+            for folder, names in saved.items()
+        }
+        return cls(commit, folders, attributes_from_json(attributes))

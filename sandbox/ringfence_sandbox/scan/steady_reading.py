@@ -64,13 +64,16 @@ def read_steadily(
     if stat.S_ISLNK(status.st_mode):
         target = os.fsencode(os.readlink(name, dir_fd=parent))
         return target, {}, status, stamp_of(os.lstat(name, dir_fd=parent)) == stamp_of(status)
-    with closing(open_at(name, parent, _FILE)) as descriptor:
+    descriptor = open_at(name, parent, _FILE)
+    try:
         attempts = 0
         while True:
             content, attributes = _read(descriptor, status.st_size, most), attributes_of(descriptor)
-            steady = stamp_of(os.fstat(descriptor)) == stamp_of(status)
+            now = os.fstat(descriptor)
             attempts += 1
-            if steady or attempts == _ATTEMPTS:
-                return content, attributes, status, steady
-            status = os.fstat(descriptor)
+            if stamp_of(now) == stamp_of(status) or attempts == _ATTEMPTS:
+                return content, attributes, status, stamp_of(now) == stamp_of(status)
+            status = now
             os.lseek(descriptor, 0, os.SEEK_SET)
+    finally:
+        os.close(descriptor)
