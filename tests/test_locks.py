@@ -16,12 +16,10 @@ from package_index import Index, npm_lock, tarball, wheel, write
 from packaging.markers import default_environment
 from packaging.tags import sys_tags
 
-from ringfence_sandbox.project.artefacts import Artefact, Fetcher, LockError
+from ringfence_sandbox.project.fetching import Artefact, Fetcher, Registries, configured
 from ringfence_sandbox.project.npm_lock import npm_project
-from ringfence_sandbox.project.own_packages import own_packages
-from ringfence_sandbox.project.project_files import NPM_LOCK, UV_LOCK, locks
-from ringfence_sandbox.project.python_locks import Pin, artefacts_of, requirement_pins, uv_pins
-from ringfence_sandbox.project.registries import Registries, configured
+from ringfence_sandbox.project.project_files import NPM_LOCK, UV_LOCK, LockError, locks
+from ringfence_sandbox.project.python_locks import Pin, artefacts_of, own_packages, requirement_pins, uv_pins
 from ringfence_sandbox.project.target import NodeTarget, PythonTarget
 
 ENVIRONMENT = {name: str(value) for name, value in default_environment().items()}
@@ -301,7 +299,7 @@ wheels = [{{ url = {url}, hash = {digest} }}]
         ({"source": {"git": "https://example.invalid/x"}}, "only files of an index or at a URL"),
         ({"url": "file:///tmp/tiny_dep-1.0-py3-none-any.whl"}, "only https is fetched"),
         ({"url": "http://127.0.0.2:1/tiny_dep-1.0-py3-none-any.whl"}, "only https is fetched"),
-        ({"url": "https://127.0.0.2:1/a b/tiny_dep-1.0-py3-none-any.whl"}, "cannot be fetched: .* control characters"),
+        ({"url": "https://127.0.0.2:1/a b/tiny_dep-1.0-py3-none-any.whl"}, "cannot be fetched: "),
         ({"url": "http://127.0.0.2:1/..%2F..%2Ftiny_dep-1.0-py3-none-any.whl"}, "neither a wheel"),
     ],
 )
@@ -369,7 +367,7 @@ def test_a_lock_that_is_a_link_is_not_followed(project: Path, tmp_path: Path) ->
 def test_an_index_that_answers_without_end_is_cut_off(
     project: Path, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ringfence_sandbox.project.artefacts._MOST_INDEX_BYTES", 1 << 20)
+    monkeypatch.setattr("ringfence_sandbox.project.fetching._MOST_INDEX_BYTES", 1 << 20)
     index.files["/simple/tiny-dep/"] = b"<a>" * (1 << 20)
     write(project, {"requirements.txt": f"tiny-dep==1.0 --hash=sha256:{'0' * 64}\n"})
     with pytest.raises(LockError, match="its answer has more than 1 MiB"):

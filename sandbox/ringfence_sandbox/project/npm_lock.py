@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringfence.filesystem.paths import escape_path
-from ringfence_sandbox.project.artefacts import Artefact, LockError, integrity
-from ringfence_sandbox.project.project_files import NPM_LOCK, inside, read_project_file
-from ringfence_sandbox.project.registries import Registries
+from ringfence_sandbox.project.fetching import Artefact, Registries, integrity
+from ringfence_sandbox.project.project_files import NPM_LOCK, LockError, inside, read_project_file
 from ringfence_sandbox.project.target import NodeTarget
 
 _NAME = r"(?:@[A-Za-z0-9~][A-Za-z0-9._~-]*/)?[A-Za-z0-9~_-][A-Za-z0-9._~-]*"

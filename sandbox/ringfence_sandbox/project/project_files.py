@@ -1,19 +1,38 @@
-"""The files of a project that say what it needs, read as they are: no link is followed out of the project."""
+"""The files of a project that say what it needs: its locks and its devcontainer.json. No link is followed."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import stat
-from collections.abc import Mapping, Sequence
+import posixpath
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any, cast
 
+from ringfence.errors import SandboxUnavailableError
 from ringfence.filesystem.paths import escape_path
-from ringfence_sandbox.project.artefacts import LockError
+from ringfence_sandbox.disk.confined import Confined, open_file
+from ringfence_sandbox.disk.kernel import abilities
 
 UV_LOCK = "uv.lock"
 NPM_LOCK = "package-lock.json"
 _MOST_BYTES = 64 << 20
+PLACES = (".devcontainer/devcontainer.json", ".devcontainer.json")
+_HONOURED = {"image", "build", "dockerFile", "dockerfile", "context", "postCreateCommand"}
+_HONOURED_OF_BUILD = {"dockerfile", "context"}
+_WITHOUT_EFFECT = {"$schema", "name", "customizations"}
+# Strings first, so that no comment and no comma begins in one.
+_JSONC = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_TRAILING = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
+
+
+class LockError(SandboxUnavailableError):
+    """A project that cannot be installed; the message names what in its files is the reason."""
 
 
 def read_project_file(root: str, path: str) -> bytes | None:
@@ -22,18 +41,13 @@ def read_project_file(root: str, path: str) -> bytes | None:
     Raises:
         LockError: it or a directory on the way is a symbolic link, or it is no regular file, or too large.
     """
-    parts = inside(path).parts
-    directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    place, top = str(inside(path)), os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for part in parts[:-1]:
-            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-            os.close(directory)
-            directory = below
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(parts[-1], flags, dir_fd=directory), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
-                raise LockError(f"{escape_path(path)} is no regular file of at most {_MOST_BYTES >> 20} MiB")
+        with Confined(top, abilities()).parent(place) as (directory, name):
+            descriptor, found = open_file(directory, name, place)
+        with open(descriptor, "rb") as file:
+            if found.st_size > _MOST_BYTES:
+                raise LockError(f"{escape_path(path)} has more than {_MOST_BYTES >> 20} MiB")
             return file.read(_MOST_BYTES)
     except FileNotFoundError:
         return None
@@ -42,7 +56,7 @@ def read_project_file(root: str, path: str) -> bytes | None:
             f"{escape_path(path)} cannot be read: {error.strerror}. Symbolic links are not followed: put the file there"
         ) from None
     finally:
-        os.close(directory)
+        os.close(top)
 
 
 def inside(path: str) -> PurePosixPath:
@@ -68,13 +82,81 @@ def unlocked(root: str, locks: Sequence[str]) -> Sequence[str]:
     return [name for name, locked in files.items() if not locked and os.path.lexists(os.path.join(root, name))]
 
 
-def fingerprints(root: str, paths: Sequence[str]) -> Mapping[str, str]:
-    """The hash of each file; "" for one that is not there or cannot be read."""
-    found: dict[str, str] = {}
-    for path in paths:
-        try:
+def fingerprints(root: str, more: Iterable[str] = ()) -> Mapping[str, str]:
+    """The hash of each file that the image of a project depends on, and of ``more`` files; "" for one that is not there
+    or cannot be read."""
+    found = dict.fromkeys([*more, *PLACES], "")
+    with suppress(LockError):
+        found.update(dict.fromkeys(locks(root), ""))
+    for path in found:
+        with suppress(LockError):
             content = read_project_file(root, path)
-        except LockError:
-            content = None
-        found[path] = "" if content is None else hashlib.sha256(content).hexdigest()
+            found[path] = "" if content is None else hashlib.sha256(content).hexdigest()
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Devcontainer:
+    """Paths are relative to the project."""
+
+    file: str = ""
+    image: str = ""
+    containerfile: str = ""
+    context: str = "."
+    post_create: str = ""
+    """A command of the shell."""
+    not_honoured: Sequence[str] = ()
+
+
+def devcontainer(root: str) -> Devcontainer | None:
+    """That of a project, if it has one. LockError: it cannot be read."""
+    for file in PLACES:
+        if (content := read_project_file(root, file)) is not None:
+            try:
+                text = _TRAILING.sub(_string, _JSONC.sub(_string, content.decode("utf-8-sig")))
+                return _parsed(file, json.loads(text))
+            except LockError:
+                raise
+            except (AttributeError, TypeError, ValueError, RecursionError) as error:
+                raise LockError(f"{file} is malformed ({error}): mend it, or name an image with --image") from error
+    return None
+
+
+def _string(match: re.Match[str]) -> str:
+    return match[1] or ""
+
+
+def _parsed(file: str, found: dict[str, Any]) -> Devcontainer:
+    build: dict[str, Any] = found.get("build") or {}
+    folder = PurePosixPath(file).parent
+    dockerfile = build.get("dockerfile") or found.get("dockerFile") or found.get("dockerfile")
+    context = build.get("context") or found.get("context") or "."
+    unknown = sorted(found.keys() - _HONOURED - _WITHOUT_EFFECT)
+    unknown += [f"build.{name}" for name in sorted(build.keys() - _HONOURED_OF_BUILD)]
+    image = str(found.get("image") or "")
+    if not image and not dockerfile:
+        unknown.append("neither image nor build.dockerfile: the default image is used")
+    return Devcontainer(
+        file,
+        image=image,
+        containerfile=_below(folder, str(dockerfile)) if dockerfile else "",
+        context=_below(folder, str(context)),
+        post_create=_command(found.get("postCreateCommand")),
+        not_honoured=[escape_path(one) for one in unknown],
+    )
+
+
+def _below(folder: PurePosixPath, path: str) -> str:
+    """A path that is relative to the folder of the file, as one that is relative to the project."""
+    found = posixpath.normpath(folder / path)
+    return found if found == "." else str(inside(found))
+
+
+def _command(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return shlex.join(map(str, cast("list[object]", value)))
+    if isinstance(value, dict):
+        return "\n".join(["set -e", *(_command(one) for one in cast("dict[str, object]", value).values())])
+    return ""

@@ -10,9 +10,8 @@ import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from podman.errors import APIError
 
@@ -35,21 +34,21 @@ from ringfence_sandbox.disk.hidden_tree import rule_of
 from ringfence_sandbox.disk.places import StateDirectoryError, state_directory, store_of
 from ringfence_sandbox.disk.state_files import replacing
 from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.project.artefacts import Artefact, Fetcher, LockError
-from ringfence_sandbox.project.devcontainer import PLACES, Devcontainer, devcontainer
+from ringfence_sandbox.project.fetching import Artefact, Fetcher, configured
 from ringfence_sandbox.project.npm_lock import npm_project
-from ringfence_sandbox.project.own_packages import own_packages
 from ringfence_sandbox.project.project_files import (
     NPM_LOCK,
     UV_LOCK,
+    Devcontainer,
+    LockError,
+    devcontainer,
     fingerprints,
     inside,
     locks,
     read_project_file,
     unlocked,
 )
-from ringfence_sandbox.project.python_locks import artefacts_of, requirement_pins, uv_pins
-from ringfence_sandbox.project.registries import configured
+from ringfence_sandbox.project.python_locks import artefacts_of, own_packages, requirement_pins, uv_pins
 from ringfence_sandbox.project.target import NodeTarget, PythonTarget, probe
 
 PROJECT_LABEL = "io.ringfence.project"
@@ -120,36 +119,28 @@ class ProjectImage:
 
     root: str
     image: str
+    """Its id."""
     inputs: Mapping[str, str]
     """The hash of each file that the image depends on, "" where there is none."""
-
-    def changed(self) -> Sequence[str]:
-        """The files that have changed since it was built, or have come since."""
-        found: Sequence[str] = ()
-        with suppress(LockError):  # then one that it depends on is not what it was
-            found = _inputs(self.root)
-        now = fingerprints(self.root, [*self.inputs, *found])
-        return [path for path, value in now.items() if self.inputs.get(path, "") != value]
 
 
 def remembered_image(root: str | os.PathLike[str]) -> ProjectImage | None:
     """The image that `ringfence sandbox build` made for a directory, if it did. StateDirectoryError as elsewhere."""
     real = os.path.realpath(root)
     with suppress(OSError, *UNREADABLE):
-        found: dict[str, Any] = json.loads(_record(real).read_bytes())
-        if found["root"] == real:
-            return ProjectImage(real, str(found["image"]), dict(found["inputs"]))
+        found = ProjectImage(**json.loads(_record(real).read_bytes()))
+        return found if found.root == real else None
     return None
 
 
 def describe_stale_image(root: str | os.PathLike[str]) -> str | None:
     """A line for a person, if files have changed since the image of a directory was built from them."""
-    remembered = remembered_image(root)
-    if remembered is None or not (changed := remembered.changed()):
+    if (remembered := remembered_image(root)) is None:
         return None
-    names = ", ".join(map(escape_path, changed))
+    now = fingerprints(remembered.root, remembered.inputs)
+    changed = [escape_path(path) for path, value in now.items() if remembered.inputs.get(path, "") != value]
     again = f"`ringfence sandbox build {shlex.quote(remembered.root)}` builds it anew"
-    return f"{names} changed since the image of {remembered.root} was built: {again}"
+    return f"{', '.join(changed)} changed since the image of {remembered.root} was built: {again}" if changed else None
 
 
 def _how_to_lock(root: str, file: str = "") -> str:
@@ -164,10 +155,6 @@ def _how_to_lock(root: str, file: str = "") -> str:
 
 def _record(real: str) -> Path:
     return Path(state_directory(), "images", f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json")
-
-
-def _inputs(root: str) -> Sequence[str]:
-    return [*locks(root), *(place for place in PLACES if Path(root, place).is_file())]
 
 
 def build_project_image(
@@ -219,12 +206,11 @@ class _Build:
                 + _how_to_lock(self._root)
             )
         own = own or named
-        inputs = fingerprints(self._root, [*_inputs(self._root), *filter(None, [own.containerfile])])
+        inputs = fingerprints(self._root, filter(None, [own.containerfile]))
         base = self._base(own, names)
         python, node = probe(self._connection, base, node=NPM_LOCK in names)
         parts = (self._root, base, *inputs, *inputs.values())
         tag = f"localhost/ringfence-project:{hashlib.sha256(os.fsencode(chr(0).join(parts))).hexdigest()[:16]}"
-        before = self._remembered_id()
         with Context() as context, tempfile.TemporaryDirectory(prefix="ringfence-artefacts-") as place:
             steps = [
                 *self._python([name for name in names if name != NPM_LOCK], python, context, Path(place)),
@@ -237,7 +223,7 @@ class _Build:
             labels, args = {PROJECT_LABEL: self._root}, {"BASE": base}
             with ticking(self._progress, "installing"):
                 build_image(self._connection, context, tag, labels=labels, args=args, output=self._output)
-        self._remember(ProjectImage(self._root, tag, inputs), before)
+        self._remember(str(self._connection.client.images.get(tag).id), inputs)
         for note in self._notes:
             self._progress(note)
         return tag
@@ -349,22 +335,15 @@ class _Build:
         if left_out:
             self._note(f"not in the build, since hidden: {', '.join(map(escape_path, left_out))}")
 
-    def _remembered_id(self) -> str:
-        """The id of the image that is remembered now. Empty: there is none."""
-        remembered = remembered_image(self._root)
-        if remembered is None or not self._connection.client.images.exists(remembered.image):
-            return ""
-        return str(self._connection.client.images.get(remembered.image).id)
-
-    def _remember(self, built: ProjectImage, before: str) -> None:
-        record = _record(self._root)
+    def _remember(self, image: str, inputs: Mapping[str, str]) -> None:
+        """Have the project use an image, and remove the one before."""
+        before, record = remembered_image(self._root), _record(self._root)
         record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(record) as file:
-            content = {"root": built.root, "image": built.image, "inputs": dict(built.inputs)}
-            file.write(json.dumps(content).encode())
-        if before and before != self._remembered_id():
+            file.write(json.dumps(asdict(ProjectImage(self._root, image, inputs))).encode())
+        if before is not None and before.image != image:
             with suppress(APIError, OSError):  # a container may still use it
-                self._connection.client.images.remove(before)
+                self._connection.client.images.remove(before.image)
 
 
 def _in_npms_cache(artefact: Artefact) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
+
+from pydantic import TypeAdapter
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence_sandbox.container.connection import Connection
@@ -24,10 +25,12 @@ from pip._internal.models.index import PyPI
 tags = [str(tag) for tag in tags.sys_tags()]
 print(json.dumps({"tags": tags, "environment": markers.default_environment(), "index": PyPI.simple_url}))
 """
-_NODE = (
-    'node -p "JSON.stringify({os: process.platform, cpu: process.arch, libc: '
-    "process.report.getReport().header.glibcVersionRuntime ? 'glibc' : 'musl'})\" && npm config get registry"
-)
+_NODE = """
+const libc = process.report.getReport().header.glibcVersionRuntime ? "glibc" : "musl"
+const registry = require("child_process").execSync("npm config get registry").toString().trim()
+console.log(JSON.stringify({os: process.platform, cpu: process.arch, libc, registry}))
+"""
+_Target = TypeVar("_Target")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +66,20 @@ def probe(connection: Connection, image: str, *, node: bool) -> tuple[PythonTarg
             connection, place, image=image, limits=SandboxLimits(), network="none", strict=False
         )
         try:
-            python = _printed(container, ["python3", "-c", _PYTHON])
-            npm = _printed(container, ["/bin/sh", "-c", _NODE]) if node else ""
+            return (
+                _told(container, ["python3", "-c", _PYTHON], PythonTarget),
+                _told(container, ["node", "-e", _NODE], NodeTarget) if node else None,
+            )
+        except ValueError as error:
+            raise SandboxUnavailableError(
+                f"what the Python or the npm of {image} says of itself is not understood"
+            ) from error
         finally:
             container.close()
-    try:
-        return _python(python), _node(npm)
-    except (ValueError, KeyError, TypeError) as error:
-        raise SandboxUnavailableError(
-            f"what the Python or the npm of {image} says of itself is not understood"
-        ) from error
 
 
-def _printed(container: Container, argv: Sequence[str]) -> str:
-    """What a program of the image prints, if it ends well. Of an image that floods us, only the beginning."""
+def _told(container: Container, argv: Sequence[str], kind: type[_Target]) -> _Target | None:
+    """What a program of the image prints, if it ends well. Of an image that floods us, only the beginning is read."""
     printed = bytearray()
 
     def take(stream: str, data: bytes) -> None:
@@ -84,20 +87,4 @@ def _printed(container: Container, argv: Sequence[str]) -> str:
             printed.extend(data)
 
     ended = container.channel.run(argv, cwd="/", env={}, stdin=None, timeout_seconds=_SECONDS, on_output=take)
-    return printed.decode(errors="replace") if ended.exit_code == 0 else ""
-
-
-def _python(printed: str) -> PythonTarget | None:
-    if not printed:
-        return None
-    found: dict[str, Any] = json.loads(printed)
-    environment = {str(name): str(value) for name, value in found["environment"].items()}
-    return PythonTarget([str(tag) for tag in found["tags"]], environment, str(found["index"]))
-
-
-def _node(printed: str) -> NodeTarget | None:
-    if not printed:
-        return None
-    about, registry = printed.splitlines()[:2]
-    found: dict[str, str] = json.loads(about)
-    return NodeTarget(found["os"], found["cpu"], found["libc"], registry)
+    return TypeAdapter(kind).validate_json(bytes(printed)) if ended.exit_code == 0 else None

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import base64
+import configparser
 import hashlib
 import html
-import http.client
 import os
 import re
-import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
-from ringfence.errors import SandboxUnavailableError
+import requests
+from requests.adapters import HTTPAdapter
+from requests.utils import get_auth_from_url, urldefragauth
+from urllib3.exceptions import HTTPError
+
 from ringfence_sandbox.container.images import Progress
-from ringfence_sandbox.project.registries import Registries
+from ringfence_sandbox.project.project_files import LockError
 
 _MOST_INDEX_BYTES = 64 << 20
 _MOST_ARTEFACT_BYTES = 8 << 30
@@ -32,10 +33,57 @@ _SHOWN_EVERY_SECONDS = 2.0
 _AT_ONCE = 4
 _ALGORITHMS = ("sha512", "sha384", "sha256")
 _ANCHOR = re.compile(r"""<a\s[^>]*?href=(["'])([^"'>]*)\1""", re.IGNORECASE)
+_NPM_REGISTRY = re.compile(r"""^\s*registry\s*=\s*["']?([^\s"']+)""", re.MULTILINE)
+_FAILED = (OSError, ValueError, HTTPError)
 
 
-class LockError(SandboxUnavailableError):
-    """A lock that cannot be installed from; the message names what in it."""
+@dataclass(frozen=True, slots=True)
+class Registries:
+    """URLs. Empty where nothing is configured: then the default of the image's pip or npm holds."""
+
+    python: str = ""
+    """The main simple index."""
+    python_extra: Sequence[str] = ()
+    """The simple indexes beside the main one."""
+    npm: str = ""
+    certificates: str = ""
+    """A file of certificates for TLS, where it is not the system's."""
+
+
+def configured(environment: Mapping[str, str] = os.environ) -> Registries:
+    """What pip and npm would use here, from their variables and from the files of the user and the system. Files of
+    the project are not read: they are not the user's."""
+    home = Path(environment.get("HOME") or os.path.expanduser("~"))
+    pip = _pip(environment, home)
+    main = environment.get("PIP_INDEX_URL") or environment.get("UV_DEFAULT_INDEX") or pip.get("index-url", "")
+    return Registries(
+        python=next(iter(_urls(main)), ""),
+        python_extra=_urls(environment.get("PIP_EXTRA_INDEX_URL") or pip.get("extra-index-url", "")),
+        npm=_npm({name.lower(): value for name, value in environment.items()}, home).rstrip("/"),
+        certificates=environment.get("PIP_CERT") or pip.get("cert", ""),
+    )
+
+
+def _urls(words: str) -> Sequence[str]:
+    return [url.rstrip("/") for url in words.split() if url.startswith(("http://", "https://"))]
+
+
+def _pip(environment: Mapping[str, str], home: Path) -> Mapping[str, str]:
+    config = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
+    files = ["/etc/xdg/pip/pip.conf", "/etc/pip.conf", home / ".pip/pip.conf", config / "pip/pip.conf"]
+    parser = configparser.RawConfigParser()
+    with suppress(configparser.Error, UnicodeDecodeError, OSError):
+        parser.read([*files, environment.get("PIP_CONFIG_FILE", "")])
+    return {key: value for name in ("global", "install") if name in parser for key, value in parser.items(name)}
+
+
+def _npm(environment: Mapping[str, str], home: Path) -> str:
+    """npm's registry, of whose variables, given in lower case, any case counts."""
+    found = [""]
+    for file in ("/etc/npmrc", environment.get("npm_config_userconfig") or home / ".npmrc"):
+        with suppress(OSError, UnicodeDecodeError):
+            found += _NPM_REGISTRY.findall(Path(file).read_text())
+    return environment.get("npm_config_registry") or found[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +104,16 @@ class Fetcher:
 
     def __init__(self, registries: Registries, progress: Progress) -> None:
         self._progress = progress
-        hosts = [registries.python, *registries.python_extra, registries.npm]
-        self._plain = {_origin(url) for url in hosts if url.startswith("http://")}
-        certificates = registries.certificates
-        context = ssl.create_default_context(cafile=certificates if os.path.isfile(certificates) else None)
-        https = urllib.request.HTTPSHandler(context=context)
-        self._opener = urllib.request.build_opener(https, _Redirects(self._check_url))
+        self._session = requests.Session()
+        self._session.headers.update({"User-Agent": "ringfence", "Accept-Encoding": "identity"})
+        if os.path.isfile(registries.certificates):
+            self._session.verify = registries.certificates
+        # A redirect goes by these, too: what begins with none of them is not fetched.
+        self._session.adapters.clear()
+        self._session.mount("https://", HTTPAdapter())
+        for url in (registries.python, *registries.python_extra, registries.npm):
+            if url.startswith("http://"):
+                self._session.mount(urljoin(urldefragauth(url), "/"), HTTPAdapter())
         self._stopped = threading.Event()
         self._shown = 0.0
 
@@ -93,7 +145,7 @@ class Fetcher:
         for url in artefact.urls:
             try:
                 return self._download(url, artefact, directory / artefact.filename)
-            except (OSError, ValueError, http.client.HTTPException) as error:
+            except _FAILED as error:
                 reasons.append(f"{public(url)}: {error}")
         raise LockError(f"{artefact.name} cannot be fetched: {'; '.join(reasons) or 'no address is known'}")
 
@@ -101,7 +153,7 @@ class Fetcher:
         digests = {name: hashlib.new(name) for name in {one.partition(":")[0] for one in artefact.hashes}}
         size, part = 0, target.with_name(f"{target.name}.part")
         with self._open(url) as answer, part.open("wb") as file:
-            while (chunk := answer.read(1 << 20)) and not self._stopped.is_set():
+            while (chunk := answer.raw.read(1 << 20)) and not self._stopped.is_set():
                 size += len(chunk)
                 if size > _MOST_ARTEFACT_BYTES:
                     raise ValueError(f"it has more than {_MOST_ARTEFACT_BYTES >> 30} GiB")
@@ -124,45 +176,37 @@ class Fetcher:
         url = f"{index}/{package}/"
         try:
             with self._open(url, "text/html") as answer:
-                text, base = answer.read(_MOST_INDEX_BYTES + 1), answer.geturl()
+                text = answer.raw.read(_MOST_INDEX_BYTES + 1)
             if len(text) > _MOST_INDEX_BYTES:
                 raise ValueError(f"its answer has more than {_MOST_INDEX_BYTES >> 20} MiB")
-            links = [html.unescape(found[1]) for found in _ANCHOR.findall(text.decode(errors="replace"))]
-            addresses = [urldefrag(urljoin(base, link)).url for link in links]
-            return [(basename(address), address) for address in addresses]
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            if isinstance(error, urllib.error.HTTPError) and error.code == 404:
-                return ()
+        except FileNotFoundError:
+            return ()
+        except _FAILED as error:
             raise LockError(f"the index {public(url)} does not answer: {error}") from error
+        links = [html.unescape(found[1]) for found in _ANCHOR.findall(text.decode(errors="replace"))]
+        addresses = [urldefrag(urljoin(answer.url, link)).url for link in links]
+        return [(basename(address), address) for address in addresses]
 
-    def _check_url(self, url: str) -> None:
-        if urlsplit(url).scheme == "https" or _origin(url) in self._plain:
-            return
-        raise ValueError("only https is fetched, and http from an index that you configured for pip or npm")
-
-    def _open(self, url: str, accept: str = "*/*") -> Any:
-        self._check_url(url)
-        parts = urlsplit(url)
-        headers = {"Accept": accept, "User-Agent": "ringfence"}
-        if parts.username is not None:
-            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
-            url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-        return self._opener.open(urllib.request.Request(url, headers=headers), timeout=_SILENCE_SECONDS)  # noqa: S310
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    def __init__(self, check: Callable[[str], None]) -> None:
-        self._check = check
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        self._check(newurl)
-        new = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if new is not None and _origin(newurl) != _origin(req.full_url):
-            new.remove_header("Authorization")
-        return new
+    def _open(self, url: str, accept: str = "*/*") -> requests.Response:
+        """The answer, whose body is not read yet. OSError where it is an error, FileNotFoundError for 404."""
+        auth = get_auth_from_url(url)
+        try:
+            answer = self._session.get(
+                urldefragauth(url),
+                auth=auth if any(auth) else None,
+                headers={"Accept": accept},
+                stream=True,
+                timeout=_SILENCE_SECONDS,
+            )
+        except requests.exceptions.InvalidSchema:
+            raise ValueError(
+                "only https is fetched, and http from an index that you configured for pip or npm"
+            ) from None
+        if not answer.ok:
+            answer.close()
+            failure = FileNotFoundError if answer.status_code == requests.codes.not_found else OSError
+            raise failure(f"it answers {answer.status_code} {answer.reason}")
+        return answer
 
 
 def basename(url: str) -> str:
@@ -194,8 +238,3 @@ def public(url: str) -> str:
     """A URL without user and password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
-
-
-def _origin(url: str) -> tuple[str, str, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, (parts.hostname or "").lower(), parts.port
