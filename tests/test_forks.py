@@ -7,7 +7,7 @@ import sys
 
 INTERRUPTED = """
 import os, signal, threading, time
-from ringfence_sandbox.disk.forks import FORKS
+from ringfence_sandbox.disk.kernel import FORKS
 
 held = threading.Event()
 

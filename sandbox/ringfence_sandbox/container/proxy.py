@@ -36,7 +36,7 @@ from ringfence_sandbox.container.proxy_requests import (
     record_length,
     server_name,
 )
-from ringfence_sandbox.disk.forks import FORKS
+from ringfence_sandbox.disk.kernel import FORKS
 
 MOST_CONNECTIONS = 128
 """At a time; further ones wait."""

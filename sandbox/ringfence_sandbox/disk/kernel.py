@@ -10,6 +10,7 @@ import re
 import stat
 import struct
 import sys
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -277,3 +278,26 @@ def boot_id() -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+# A fork copies every descriptor, whatever another thread is about to do with it. But a child must not have a copy of
+# the locks and streams that are to end with this process. So who makes or closes one of these does so ``with FORKS:``,
+# noting in the same block what the child is to close; a fork waits for the end of the block.
+FORKS = threading.RLock()
+"""Re-entrant, since a signal's handler may fork within the block. Nothing in one waits for anybody else."""
+
+
+def _let_go() -> None:
+    with suppress(RuntimeError):  # Ctrl-C came in its place
+        FORKS.release()
+
+
+def _let_go_in_child() -> None:
+    try:
+        FORKS.release()
+    except RuntimeError:  # likewise: a thread has it that there is not in the child
+        FORKS._at_fork_reinit()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+# Before those of who notes things, which go on with it in the child.
+os.register_at_fork(before=FORKS.acquire, after_in_parent=_let_go, after_in_child=_let_go_in_child)

@@ -10,23 +10,22 @@ from __future__ import annotations
 import errno
 import fcntl
 import itertools
-import json
 import os
 import socket
+import sys
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import PurePath
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence.filesystem.paths import escape_path
-from ringfence_sandbox.disk.forks import FORKS
+from ringfence_sandbox.disk.kernel import FORKS
 from ringfence_sandbox.disk.state_files import not_written
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_BUSY = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
-
 
 _LOCAL_LOCKS = {
     0x6969: "NFS",
@@ -72,39 +71,24 @@ class RootLock:
         self.forked = False
         _open_locks.add(self)
         try:
-            self._take_root(root, path, store)
-            self._take_above(path)
+            # A descriptor of its own: locks of one open file are shared by all of its descriptors.
+            self._take(self._open(".", _OPEN, at=root), fcntl.LOCK_EX, path, store)
+            for above in PurePath(path).parents:
+                with suppress(OSError):  # what we may not read, we cannot lock
+                    self._take(self._open(str(above), _OPEN), fcntl.LOCK_SH, str(above))
             self._take_store(path, store)
         except BaseException:
             self.close()
             raise
 
-    def _take_root(self, root: int, path: str, store: str) -> None:
-        # A descriptor of its own: locks of one open file are shared by all of its descriptors.
-        self._take(self._open(".", _OPEN, at=root), fcntl.LOCK_EX, path, store)
-
-    def _take_above(self, path: str) -> None:
-        names = path.split("/")[1:-1] if path != "/" else []
-        for depth in range(len(names), -1 if path != "/" else 0, -1):
-            above = "/" + "/".join(names[:depth])
-            try:
-                descriptor = self._open(above, _OPEN)
-            except OSError:  # what we may not read, we cannot lock
-                continue
-            self._take(descriptor, fcntl.LOCK_SH, above, None)
-
     def _take_store(self, path: str, store: str) -> None:
         place = os.path.join(store, "holder")
         holder = self._open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._take(holder, fcntl.LOCK_EX, path, store)
-        said = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "since": datetime.now(UTC).isoformat(timespec="seconds"),
-            "root": path,
-        }
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        words = f"process {os.getpid()} ({_program()}) on {socket.gethostname()} since {since}"
         try:
-            os.ftruncate(holder, os.pwrite(holder, json.dumps(said).encode(), 0))
+            os.ftruncate(holder, os.pwrite(holder, words.encode(), 0))
         except OSError as error:
             raise not_written(error, place) from error
 
@@ -114,17 +98,11 @@ class RootLock:
             self._descriptors.append(descriptor)
         return descriptor
 
-    def _take(self, descriptor: int, kind: int, path: str, store: str | None) -> None:
+    def _take(self, descriptor: int, kind: int, path: str, store: str | None = None) -> None:
         for patience in (0, 0.002, 0.02):  # an opener that is just giving up may hold it for a moment
-            if patience:
-                time.sleep(patience)
-            try:
-                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in _BUSY:
-                    raise
-            else:
-                return
+            time.sleep(patience)
+            with suppress(BlockingIOError, PermissionError):
+                return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         raise WorkspaceLockedError(path, describe_holder(store))
 
     def close(self) -> None:
@@ -156,24 +134,19 @@ os.register_at_fork(after_in_child=_after_fork)
 def describe_holder(store: str | None) -> str:
     """Who holds a lock, in words, by what the holder wrote into its store."""
     if store is not None:
-        with suppress(OSError, ValueError, KeyError, TypeError), open(os.path.join(store, "holder")) as file:
+        with suppress(OSError), open(os.path.join(store, "holder"), encoding="utf-8", errors="replace") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                said = json.load(file)
-            else:  # nobody has the store, so its file is of one who has ended, and the root is open with another store
-                return "another process"
-            program = _program(said["pid"]) if said["host"] == socket.gethostname() else ""
-            return f"process {said['pid']}{program} on {said['host']} since {said['since']}"
+                return file.read() or "another process"
+            # Nobody has the store, so what is written there is of one who has ended: the root is open with another.
     return "another process"
 
 
-def _program(pid: int) -> str:
-    """What a process of this host runs: the command of ringfence, or else the name of its program."""
-    with suppress(OSError), open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
-        names = [os.path.basename(word) for word in file.read().split("\0")]
-        for name, command in itertools.pairwise(names):
-            if name in ("ringfence", "ringfence_cli"):
-                return f" (`ringfence {escape_path(command)}`)"
-        return f" ({escape_path(names[0])})"
-    return ""
+def _program() -> str:
+    """What this process runs: the command of ringfence, or else the name of its program."""
+    names = [os.path.basename(word) for word in sys.orig_argv]
+    for name, command in itertools.pairwise(names):
+        if name in ("ringfence", "ringfence_cli"):
+            return f"`ringfence {escape_path(command)}`"
+    return escape_path(next(iter(names), "python"))

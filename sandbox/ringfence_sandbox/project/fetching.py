@@ -106,8 +106,7 @@ class Fetcher:
         self._progress = progress
         self._session = requests.Session()
         self._session.headers.update({"User-Agent": "ringfence", "Accept-Encoding": "identity"})
-        if os.path.isfile(registries.certificates):
-            self._session.verify = registries.certificates
+        self._certificates = registries.certificates if os.path.isfile(registries.certificates) else None
         # A redirect goes by these, too: what begins with none of them is not fetched.
         self._session.adapters.clear()
         self._session.mount("https://", HTTPAdapter())
@@ -196,6 +195,7 @@ class Fetcher:
                 auth=auth if any(auth) else None,
                 headers={"Accept": accept},
                 stream=True,
+                verify=self._certificates,
                 timeout=_SILENCE_SECONDS,
             )
         except requests.exceptions.InvalidSchema:
