@@ -117,7 +117,7 @@ def _is_gone_for_good(root: str) -> bool:
 
 def _is_worth_keeping(path: Path) -> bool:
     with Store.open(path / FOLDER, writable=False) as history:
-        return bool(history.kept()) or any(_has_entries(path / name) for name in _ONLY_COPIES)
+        return bool(history.kept()) or any(any(path.glob(f"{name}/*")) for name in _ONLY_COPIES)
 
 
 def _directories() -> Sequence[Path]:
@@ -139,14 +139,6 @@ def _described(path: Path) -> HistoryStore:
     is_gone = bool(root) and not os.path.isdir(root)
     is_replaced = replaced(root, os.fspath(path))
     return HistoryStore(path, root, is_gone, is_replaced, size, datetime.fromtimestamp(used, UTC))
-
-
-def _has_entries(directory: Path) -> bool:
-    try:
-        with os.scandir(directory) as entries:
-            return next(entries, None) is not None
-    except OSError:
-        return False
 
 
 @contextmanager

@@ -8,8 +8,8 @@ import json
 import os
 import shlex
 from contextlib import suppress
-from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from ringfence_sandbox.disk.kernel import birth_ns
 from ringfence_sandbox.disk.places import store_of
@@ -18,19 +18,14 @@ from ringfence_sandbox.disk.state_files import replacing
 _NAME = "root"
 
 
-@dataclass(frozen=True, slots=True)
-class _Root:
-    """A directory: its path when it was noted, its inode, and when that was made, in nanoseconds."""
-
-    path: str
-    inode: int
-    born_ns: int
+_Root: TypeAlias = tuple[str, int, int]
+"""A directory: its path when it was noted, its inode, and when that was made, in nanoseconds."""
 
 
 def replaced(root: str, store: str) -> bool:
     """Whether another directory has come in the place of the one that a store says it is of."""
     now, noted = _look(root), _read(Path(store))
-    return now is not None and noted is not None and noted.path == now.path and noted != now
+    return now is not None and noted is not None and noted[0] == now[0] and noted != now
 
 
 def record_root(root: str | os.PathLike[str], store: str | None = None, *, opened: bool = False) -> None:
@@ -42,16 +37,16 @@ def record_root(root: str | os.PathLike[str], store: str | None = None, *, opene
     root = os.path.realpath(root)
     store = store or store_of(root)
     now, noted = _look(root), _read(Path(store))
-    if now is None or now == noted or (noted is not None and noted.path == now.path and not opened):
+    if now is None or now == noted or (noted is not None and noted[0] == now[0] and not opened):
         return
     with suppress(OSError), replacing(Path(store, _NAME)) as file:
-        file.write(json.dumps(astuple(now)).encode())
+        file.write(json.dumps(now).encode())
 
 
 def recorded_path(store: Path) -> str:
     """Return the path of the directory that a store is of. Empty if the store does not say it."""
     noted = _read(store)
-    return noted.path if noted is not None else ""
+    return noted[0] if noted is not None else ""
 
 
 def describe_replaced_root(root: str | os.PathLike[str], *, copied: bool = False) -> str | None:
@@ -77,7 +72,7 @@ def describe_replaced_root(root: str | os.PathLike[str], *, copied: bool = False
 
 def _aside(store: str) -> str:
     """The command that moves a store to where nobody looks for one, and nothing is yet."""
-    places = itertools.chain([f"{store}.before"], (f"{store}.before{number}" for number in itertools.count(2)))
+    places = (f"{store}.before{number or ''}" for number in itertools.chain([0], itertools.count(2)))
     return f"mv {shlex.quote(store)} {shlex.quote(next(place for place in places if not os.path.lexists(place)))}"
 
 
@@ -89,14 +84,13 @@ def _look(path: str) -> _Root | None:
         return None
     try:
         born = birth_ns(descriptor)
-        return None if born is None else _Root(path, os.fstat(descriptor).st_ino, born)
+        return None if born is None else (path, os.fstat(descriptor).st_ino, born)
     finally:
         os.close(descriptor)
 
 
 def _read(store: Path) -> _Root | None:
-    try:
+    with suppress(OSError, ValueError):
         path, inode, born_ns = json.loads((store / _NAME).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return _Root(str(path), inode, born_ns)
+        return path, inode, born_ns
+    return None

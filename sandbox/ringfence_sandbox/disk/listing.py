@@ -31,7 +31,9 @@ class Listing:
         descriptor = self._files.open_directory(place)
         entries: list[FileEntry] = []
         try:
-            for name in sorted(_names(descriptor, place)):
+            for name in sorted(os.listdir(descriptor)):
+                if not place and is_reserved(name):
+                    continue
                 try:
                     found = os.lstat(name, dir_fd=descriptor)
                 except PermissionError:  # it may be listed and not searched: that is not to be taken for empty
@@ -51,7 +53,10 @@ class Listing:
         return entries
 
     def children(self, directory: str, prefix: str) -> list[Child[str]]:
-        return list(self._children(directory, prefix))
+        return [
+            self._child(_below(directory, name), prefix, name, kind)
+            for name, kind in _kinds(self._files, directory, self._hidden)
+        ]
 
     def child(self, directory: str, prefix: str, name: str) -> Child[str] | None:
         place = _below(directory, name)
@@ -59,22 +64,15 @@ class Listing:
             found = None if is_reserved(place) else self._files.look(place)
         except OSError:
             return None
-        if found is None:
+        if found is None or (self._hidden is not None and self._hidden.hides(place)):
             return None
-        if self._hidden is not None and self._hidden.hides(place):
-            return None
-        path = prefix + name
-        if stat.S_ISDIR(found.st_mode):
-            return name, GlobMatch(path, False), place
-        return name, GlobMatch(path, self._leads_to_file(place, found.st_mode)), None
+        return self._child(place, prefix, name, stat.S_IFMT(found.st_mode))
 
-    def _children(self, directory: str, prefix: str) -> Iterator[Child[str]]:
-        for name, kind in _kinds(self._files, directory, self._hidden):
-            place, path = _below(directory, name), prefix + name
-            if kind == stat.S_IFDIR:
-                yield name, GlobMatch(path, False), place
-            else:
-                yield name, GlobMatch(path, self._leads_to_file(place, kind)), None
+    def _child(self, place: str, prefix: str, name: str, kind: int) -> Child[str]:
+        path = prefix + name
+        if kind == stat.S_IFDIR:
+            return name, GlobMatch(path, False), place
+        return name, GlobMatch(path, self._leads_to_file(place, kind)), None
 
     def _leads_to_file(self, place: str, mode: int) -> bool:
         if not stat.S_ISLNK(mode):
@@ -211,10 +209,6 @@ def _kinds(files: Confined, place: str, hidden: HiddenTree | None) -> list[tuple
 def _walk_key(found: tuple[str, int]) -> str:
     # "a.txt" comes before "a/b": compare a directory as what its paths begin with.
     return f"{found[0]}/" if found[1] == stat.S_IFDIR else found[0]
-
-
-def _names(descriptor: int, place: str) -> list[str]:
-    return [name for name in os.listdir(descriptor) if place or not is_reserved(name)]
 
 
 def _below(place: str, name: str) -> str:

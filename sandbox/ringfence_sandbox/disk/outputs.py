@@ -20,7 +20,7 @@ _NAME = re.compile(re.escape(_FOLDER) + r"/([0-9a-f]{16}\.std(?:out|err))\Z")
 
 def is_output(normal: str) -> bool:
     """Whether a normalised path of a workspace stands for the kept output of a command. No file of the tree has one."""
-    return normal.startswith(_FOLDER) and _NAME.match(normal) is not None
+    return _NAME.match(normal) is not None
 
 
 class KeptOutputs:
@@ -39,12 +39,10 @@ class KeptOutputs:
 
     def read(self, normal: str) -> tuple[bytes, os.stat_result] | None:
         """What is kept under a path, and its file's status; None where it names nothing that is."""
-        found = _NAME.match(normal) if normal.startswith(_FOLDER) else None
-        if found is None:
-            return None
-        with suppress(FileNotFoundError):
+        if found := _NAME.match(normal):
             path = self.directory / found[1]
-            return path.read_bytes(), path.stat()
+            with suppress(FileNotFoundError):
+                return path.read_bytes(), path.stat()
         return None
 
     def prune(self) -> None:
@@ -88,8 +86,8 @@ class Stream:
         self._path = path
         self._name = name
         self._keep = keep_bytes
-        self._start = bytearray()
-        self._end = bytearray()
+        self._start = b""
+        self._end = b""
         self._file: BinaryIO | None = None
         self._written = 0
         self._problem = "too little space is left on the disk"
@@ -97,32 +95,23 @@ class Stream:
 
     def take(self, data: bytes) -> None:
         before, self.total = self.total, self.total + len(data)
-        if self.total > SHOWN_BYTES >= before:
-            self._open()
-            self._write(bytes(self._start))
-            self._end += self._start
-        if before < SHOWN_BYTES:
-            self._start += data[: SHOWN_BYTES - before]
         if self.total > SHOWN_BYTES:
-            self._write(data)
-            self._end += data[-_HEAD_BYTES:]
-            del self._end[:-_HEAD_BYTES]
-
-    def _open(self) -> None:
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = self._path.open("wb")
-        except OSError as error:
-            self._problem = str(error)
+            self._write(self._start + data if before <= SHOWN_BYTES else data)
+        self._start += data[: max(0, SHOWN_BYTES - before)]
+        self._end = (self._end + data)[-_HEAD_BYTES:]
 
     def _write(self, data: bytes) -> None:
         room = self._keep - self._written
-        if self._file is not None and room > 0:
-            try:
-                self._file.write(data[:room])
-                self._written += min(room, len(data))
-            except OSError as error:  # a full disk: the command is ended for it, its output is not the place to fail
-                self._problem, self._keep = str(error), self._written
+        if room <= 0:
+            return
+        try:
+            if self._file is None:
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._file = self._path.open("wb")
+            self._file.write(data[:room])
+            self._written += min(room, len(data))
+        except OSError as error:  # a full disk: the command is ended for it, its output is not the place to fail
+            self._problem, self._keep = str(error), self._written
 
     def close(self) -> None:
         if self._file is not None:
