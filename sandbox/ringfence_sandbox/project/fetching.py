@@ -8,6 +8,7 @@ import hashlib
 import html
 import os
 import re
+import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
 import requests
 from requests.adapters import HTTPAdapter
-from requests.utils import get_auth_from_url, urldefragauth
+from requests.utils import get_auth_from_url, get_environ_proxies, urldefragauth
 from urllib3.exceptions import HTTPError
 
 from ringfence_sandbox.container.images import Progress
@@ -106,7 +107,9 @@ class Fetcher:
         self._progress = progress
         self._session = requests.Session()
         self._session.headers.update({"User-Agent": "ringfence", "Accept-Encoding": "identity"})
-        self._certificates = registries.certificates if os.path.isfile(registries.certificates) else None
+        self._session.trust_env = False  # no password of ~/.netrc goes to where a lock says
+        own, system = registries.certificates, ssl.get_default_verify_paths()
+        self._certificates = own if os.path.isfile(own) else system.cafile or system.capath
         # A redirect goes by these, too: what begins with none of them is not fetched.
         self._session.adapters.clear()
         self._session.mount("https://", HTTPAdapter())
@@ -122,14 +125,13 @@ class Fetcher:
         Raises:
             LockError: one cannot be had, or is not what its hash says.
         """
-        done, size = 0, 0
+        size = 0
         directory.mkdir(exist_ok=True)
         self._progress(f"fetching {len(artefacts)} {what}")
-
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             try:
-                for bytes_ in pool.map(partial(self._fetch, directory=directory), artefacts):
-                    done, size = done + 1, size + bytes_
+                for done, fetched in enumerate(pool.map(partial(self._fetch, directory=directory), artefacts), 1):
+                    size += fetched
                     if done == len(artefacts) or time.monotonic() > self._shown + _SHOWN_EVERY_SECONDS:
                         self._shown = time.monotonic()
                         self._progress(f"fetched {done} of {len(artefacts)} {what}, {size / 1e6:.1f} MB")
@@ -196,6 +198,7 @@ class Fetcher:
                 headers={"Accept": accept},
                 stream=True,
                 verify=self._certificates,
+                proxies=get_environ_proxies(url),
                 timeout=_SILENCE_SECONDS,
             )
         except requests.exceptions.InvalidSchema:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Generator
@@ -44,23 +45,18 @@ def open_at(name: str, parent: int, flags: int) -> int:
         return os.open(name, flags, dir_fd=parent)
 
 
-def _read(descriptor: int, size: int, most: int) -> bytes:
-    """The whole of a file, or, where it has grown beyond that meanwhile, `most` bytes."""
-    content = os.read(descriptor, size + 1)
-    if len(content) == size:
-        return content
-    parts, total = [content], len(content)
-    while total <= most and (part := os.read(descriptor, 1 << 20)):
-        parts.append(part)
-        total += len(part)
-    return b"".join(parts)
+def _read(descriptor: int, size: int) -> bytes:
+    content = os.read(descriptor, size)
+    while len(content) < size and (part := os.read(descriptor, size - len(content))):  # no call gives more than 2 GiB
+        content += part
+    return content
 
 
 def read_steadily(
     parent: int, name: str, status: os.stat_result, most: int
 ) -> tuple[bytes, Attributes, os.stat_result, bool]:
     """The bytes and extended attributes of a file, or the target of a link, which had this status just now; its status
-    when they were read; and whether it was left alone meanwhile."""
+    when they were read; and whether it was left alone meanwhile. OSError where it grows to more than `most` bytes."""
     if stat.S_ISLNK(status.st_mode):
         target = os.fsencode(os.readlink(name, dir_fd=parent))
         return target, {}, status, stamp_of(os.lstat(name, dir_fd=parent)) == stamp_of(status)
@@ -68,11 +64,13 @@ def read_steadily(
     try:
         attempts = 0
         while True:
-            content, attributes = _read(descriptor, status.st_size, most), attributes_of(descriptor)
+            content, attributes = _read(descriptor, status.st_size), attributes_of(descriptor)
             now = os.fstat(descriptor)
             attempts += 1
             if stamp_of(now) == stamp_of(status) or attempts == _ATTEMPTS:
                 return content, attributes, status, stamp_of(now) == stamp_of(status)
+            if now.st_size > most:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
             status = now
             os.lseek(descriptor, 0, os.SEEK_SET)
     finally:
