@@ -199,11 +199,12 @@ class Scanner:
         except OSError as error:
             return self._not_entered(directory, error)
         with closing(descriptor):
+            status = os.fstat(descriptor)  # of before it is listed: what changes it meanwhile is found next time
             try:
                 fresh, others = self._listed(descriptor, directory.path)
             except OSError as error:
                 return self._not_entered(directory, error)
-            return self._look(descriptor, directory, fresh, others)
+            return self._compare(descriptor, directory, status, fresh, others)
 
     def _not_entered(self, directory: _Directory, error: OSError) -> Sequence[_Directory]:
         if not directory.path or error.errno in _OURS:
@@ -239,13 +240,18 @@ class Scanner:
                 others.append((name, now, hidden))
         return fresh, others
 
-    def _look(
-        self, descriptor: int, directory: _Directory, fresh: dict[str, Stamp], others: Sequence[_Other]
+    def _compare(
+        self,
+        descriptor: int,
+        directory: _Directory,
+        status: os.stat_result,
+        fresh: dict[str, Stamp],
+        others: Sequence[_Other],
     ) -> Sequence[_Directory]:
+        """Find what of a directory differs from the step before. Return the directories in it."""
         self._progress(self._found.files)
         path, prefix = directory.path, f"{directory.path}/" if directory.path else ""
         before = directory.before if isinstance(directory.before, Folder) else None
-        status = os.fstat(descriptor)
         itself = self._cache.folders.get(path, {}).get("")
         self._cache.folders[path] = fresh
         self._found.files += len(fresh)
@@ -331,8 +337,7 @@ class Scanner:
         if not steady:
             self._found.unsettled.append(path)
         elif is_settled(status, self._clock):
-            folder, _, _ = path.rpartition("/")
-            self._cache.folders[folder][name] = stamp
+            self._cache.folders[path.rpartition("/")[0]][name] = stamp
         return True
 
     def _exclude(self, path: str, reason: Exclusion, old: Folder | Entry | None, stamp: Stamp) -> None:
