@@ -189,26 +189,30 @@ class Looks:
 
     def __init__(self, files: Confined) -> None:
         self._files = files
-        self._open: tuple[str, int] | None = None
+        self._above = ""
+        self._directory = -1
 
     def close(self) -> None:
-        if self._open is not None:
-            os.close(self._open[1])
-            self._open = None
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+    def parent(self, place: str) -> tuple[int, str]:
+        """The directory that a resolved path is in, open until the next call, and its name there. OSError as for
+        `Confined.parent`."""
+        above, _, name = place.rpartition("/")
+        if self._directory < 0 or self._above != above:
+            self.close()
+            self._above, self._directory = above, self._files.open_directory(above, readable=False)
+        return self._directory, name or "."
 
     def look(self, place: str) -> os.stat_result | None:
-        above, _, name = place.rpartition("/")
-        if not above:
-            return self._files.look(place)
-        if self._open is None or self._open[0] != above:
-            self.close()
-            try:
-                self._open = above, self._files.open_directory(above, readable=False)
-            except OSError as error:
-                if error.errno in UNREACHABLE:
-                    return None
-                raise
-        return lstat(self._open[1], name)
+        try:
+            return lstat(*self.parent(place))
+        except OSError as error:
+            if error.errno in UNREACHABLE:
+                return None
+            raise
 
 
 class _Parent:

@@ -6,16 +6,13 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import closing
 
 from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import MAX_TEXT_BYTES, FileEntry, GlobMatch
 from ringfence.filesystem.search import BINARY_PREFIX_BYTES, Child
-from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, is_reserved, open_file
+from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Looks, is_reserved, open_file
 from ringfence_sandbox.disk.hidden_tree import HiddenTree
-
-_OPEN_LEVELS = 100
-"""Directories that a walk keeps open; below that, every file is reached from the root anew."""
 
 
 class Listing:
@@ -91,36 +88,23 @@ class Listing:
     ) -> Iterator[tuple[str, bytes]]:
         """The text files below a directory in the order of their paths, links passed over; only those ``wanted`` by
         their paths below it."""
-        levels = [_Level.enter(self._files, self._hidden, place, prefix)]
-        try:
-            while levels:
-                level = levels[-1]
-                if not level.waiting:
-                    levels.pop().leave()
-                    continue
-                name, kind = level.waiting.pop()
-                below, path = _below(level.place, name), level.prefix + name
+        waiting = [(place, prefix, stat.S_IFDIR)]
+        with closing(Looks(self._files)) as looks:
+            while waiting:
+                at, path, kind = waiting.pop()
                 if kind == stat.S_IFDIR:
-                    levels.append(
-                        _Level.enter(self._files, self._hidden, below, f"{path}/", keep_open=len(levels) < _OPEN_LEVELS)
-                    )
+                    found = sorted(_kinds(self._files, at, self._hidden), key=_walk_key, reverse=True)
+                    waiting += [
+                        (_below(at, name), f"{path}{name}/" if kind == stat.S_IFDIR else path + name, kind)
+                        for name, kind in found
+                    ]
                 elif kind == stat.S_IFREG and (wanted is None or wanted(path[len(prefix) :])):
-                    content = self._text(level, name, below)
+                    try:
+                        content = read_text(*looks.parent(at), at)
+                    except OSError:
+                        continue
                     if content is not None:
                         yield path, content
-        finally:
-            for level in levels:
-                level.leave()
-
-    def _text(self, level: _Level, name: str, place: str) -> bytes | None:
-        """The bytes of a file that is not binary and can be read."""
-        try:
-            if level.descriptor is not None:
-                return read_text(level.descriptor, name, place)
-            with self._files.parent(place) as (directory, name):
-                return read_text(directory, name, place)
-        except OSError:
-            return None
 
 
 def read_text(directory: int, name: str, place: str) -> bytes | None:
@@ -141,35 +125,6 @@ def read_text(directory: int, name: str, place: str) -> bytes | None:
         return b"".join(chunks)
     finally:
         os.close(descriptor)
-
-
-@dataclass(slots=True)
-class _Level:
-    """One directory of a walk; what waits is in reverse order."""
-
-    place: str
-    prefix: str
-    waiting: list[tuple[str, int]]
-    descriptor: int | None
-
-    @classmethod
-    def enter(
-        cls, files: Confined, hidden: HiddenTree | None, place: str, prefix: str, *, keep_open: bool = True
-    ) -> _Level:
-        found = _kinds(files, place, hidden)
-        found.sort(key=_walk_key, reverse=True)
-        descriptor = None
-        if keep_open:
-            try:
-                descriptor = files.open_directory(place, readable=False)
-            except OSError:
-                found = []
-        return cls(place, prefix, found, descriptor)
-
-    def leave(self) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
 
 
 def _kinds(files: Confined, place: str, hidden: HiddenTree | None) -> list[tuple[str, int]]:
