@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import stat
+from contextlib import closing
 from dataclasses import dataclass
 
 from ringfence.filesystem.paths import os_error, outside
@@ -24,9 +25,7 @@ _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PATH_ONLY = os.O_PATH | _DIRECTORY
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _SHORT = 1000
-"""So many characters are one step, however they are encoded."""
-_LONGEST_BYTES = 4000
-"""What a system call takes at once; a longer path is walked a few names at a time, and no 15 names are longer."""
+"""So many characters, however they are encoded, are a path that one system call takes."""
 CHUNK_BYTES = 1 << 26
 UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 """What says that a path leads to nothing, or along a link."""
@@ -74,37 +73,22 @@ class Confined:
     def open_directory(self, place: str, *, readable: bool = True) -> int:
         """A descriptor of the directory at a resolved path; a readable one lists its names."""
         flags = os.O_RDONLY | _DIRECTORY if readable else _PATH_ONLY
-        if not place:
-            return os.open(".", flags, dir_fd=self.root)
-        if self._openat2 and len(place) < _SHORT:
+        if self._openat2 and place and len(place) < _SHORT:
             return open_within(self.root, place, flags)
-        names = place.split("/")
+        *above, last = place.split("/")
         current = self.root
         try:
-            while names:
-                step, below = self._step(names)
-                there = self._open(current, step, flags if not below else _PATH_ONLY)
+            for name in above:
+                below = os.open(name, _PATH_ONLY, dir_fd=current)
                 if current != self.root:
                     os.close(current)
-                current, names = there, below
+                current = below
+            return os.open(last or ".", flags, dir_fd=current)
         except OSError as error:
+            raise os_error(error.errno or errno.EIO, place) from None
+        finally:
             if current != self.root:
                 os.close(current)
-            raise os_error(error.errno or errno.EIO, place) from None
-        return current
-
-    def _step(self, names: list[str]) -> tuple[str, list[str]]:
-        if not self._openat2:
-            return names[0], names[1:]
-        step = "/".join(names)
-        if len(os.fsencode(step)) < _LONGEST_BYTES:
-            return step, []
-        return "/".join(names[:15]), names[15:]
-
-    def _open(self, directory: int, step: str, flags: int) -> int:
-        if self._openat2:
-            return open_within(directory, step, flags)
-        return os.open(step, flags, dir_fd=directory)
 
     def find(self, path: str, *, follow: bool = True) -> Found:
         """What a normal path leads to; without `follow`, a link at its very end is itself.
@@ -120,14 +104,14 @@ class Confined:
         try:
             with self.parent(path) as (directory, name):
                 found = lstat(directory, name)
-        except FileNotFoundError:
-            return self._find_along_links(path, follow)
+            along_link = found is not None and follow and stat.S_ISLNK(found.st_mode)
         except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            if error.errno not in UNREACHABLE:
                 raise
-            return self._find_along_links(path, follow)
-        if found is not None and follow and stat.S_ISLNK(found.st_mode):
-            return self._find_along_links(path, follow)
+            found, along_link = None, True
+        if along_link:
+            with closing(_Walk(self, path)) as walk:
+                return walk.find(follow)
         return Found(path, found)
 
     def existing(self, path: str) -> Found:
@@ -143,13 +127,6 @@ class Confined:
         if found.stat is None:
             raise found.obstacle or os_error(errno.ENOENT, path)
         return found
-
-    def _find_along_links(self, path: str, follow: bool) -> Found:
-        walk = _Walk(self, path)
-        try:
-            return walk.find(follow)
-        finally:
-            walk.close()
 
     def look(self, place: str) -> os.stat_result | None:
         """What is at a resolved path; None for nothing, and for what cannot be reached without a link."""
