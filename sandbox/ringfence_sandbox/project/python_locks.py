@@ -33,7 +33,7 @@ _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 _AT_ONCE = 4
 _LOCAL = ("editable", "virtual", "directory")
 Record = Mapping[str, Any]
-_REFERENCE = re.compile(r"([\w.]+)(?::([\w.]+))?(?:\s*\[[\w, ]*\])?")
+_REFERENCE = re.compile(r"([\w.]+)(?::([\w.]+))?(?: *\[[\w, ]*\])?")
 _ENTRY = re.compile(r"[\w.-]+")
 _SCRIPT = "#!/usr/bin/env python3\nimport sys\nfrom {module} import {first}\n\nsys.exit({attribute}())\n"
 
@@ -172,8 +172,7 @@ def requirement_pins(root: str, names: Sequence[str], target: PythonTarget) -> t
     notes: list[str] = []
     for file in names:
         for line in _lines((read_project_file(root, file) or b"").decode(errors="replace")):
-            words, hashes = line.split(" --hash="), re.findall(r"\s--hash=(\S+)", line)
-            text = words[0].strip()
+            text, hashes = line.partition(" --hash=")[0].strip(), re.findall(r"\s--hash=(\S+)", line)
             if text.startswith("-"):
                 if (included := re.fullmatch(r"(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)", text)) is None:
                     notes.append(f"{file}: {text.split()[0]} is not honoured")
@@ -283,18 +282,14 @@ def _metadata(project: Mapping[str, Any]) -> Mapping[str, str]:
     scripts = {**project.get("gui-scripts", {}), **project.get("scripts", {})}
     groups: dict[str, Mapping[str, str]] = {"console_scripts": scripts, **project.get("entry-points", {})}
     lines: list[str] = []
+    for group in filter(_ENTRY.fullmatch, groups):
+        valid = filter(lambda item: _ENTRY.fullmatch(item[0]) and _REFERENCE.fullmatch(item[1]), groups[group].items())
+        lines += [f"[{group}]", *map(" = ".join, valid)]
     files = {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/INSTALLER": "ringfence\n",
+        f"{info}/entry_points.txt": "".join(f"{line}\n" for line in lines),
     }
-    for group, entries in groups.items():
-        lines.append(f"[{group}]")
-        lines += [
-            f"{entry} = {reference}"
-            for entry, reference in entries.items()
-            if _ENTRY.fullmatch(entry) and _REFERENCE.fullmatch(reference)
-        ]
-    files[f"{info}/entry_points.txt"] = "".join(f"{line}\n" for line in lines if "\n" not in line)
     for script, reference in scripts.items():
         match = _REFERENCE.fullmatch(reference)
         if match is not None and match[2] and _ENTRY.fullmatch(script) and script.strip("."):
