@@ -11,7 +11,7 @@ from typing import Any
 
 from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.project.fetching import Artefact, Registries, integrity
-from ringfence_sandbox.project.project_files import NPM_LOCK, LockError, inside, read_project_file
+from ringfence_sandbox.project.project_files import NPM_LOCK, LockError, inside, parsing, read_project_file
 from ringfence_sandbox.project.target import NodeTarget
 
 _NAME = r"(?:@[A-Za-z0-9~][A-Za-z0-9._~-]*/)?[A-Za-z0-9~_-][A-Za-z0-9._~-]*"
@@ -38,14 +38,8 @@ def npm_project(root: str, target: NodeTarget, registries: Registries) -> NpmPro
     Raises:
         LockError: the lock cannot be read, or has what cannot be fetched as a file with a hash.
     """
-    try:
+    with parsing(NPM_LOCK, "make it anew with `npm install --package-lock-only`"):
         return _project(root, target, registries)
-    except LockError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise LockError(
-            f"{NPM_LOCK} is malformed ({error}): make it anew with `npm install --package-lock-only`"
-        ) from error
 
 
 def _project(root: str, target: NodeTarget, registries: Registries) -> NpmProject:
@@ -101,13 +95,9 @@ def _artefact(place: str, package: Mapping[str, Any], target: NodeTarget, regist
 
 
 def _fits(package: Mapping[str, Any], target: NodeTarget) -> bool:
-    return all(
-        _allows(package.get(key), value)
-        for key, value in (("os", target.os), ("cpu", target.cpu), ("libc", target.libc))
-    )
-
-
-def _allows(wanted: Sequence[str] | str | None, value: str) -> bool:
-    words = [wanted] if isinstance(wanted, str) else wanted or []
-    positive = [word for word in words if not word.startswith("!")]
-    return f"!{value}" not in words and (not positive or value in positive)
+    for key, value in (("os", target.os), ("cpu", target.cpu), ("libc", target.libc)):
+        wanted: Sequence[str] | str = package.get(key) or []
+        words = [wanted] if isinstance(wanted, str) else wanted
+        if f"!{value}" in words or (value not in words and not all(word.startswith("!") for word in words)):
+            return False
+    return True

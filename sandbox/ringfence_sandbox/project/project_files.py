@@ -8,8 +8,8 @@ import os
 import posixpath
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, cast
@@ -57,6 +57,15 @@ def read_project_file(root: str, path: str) -> bytes | None:
         ) from None
     finally:
         os.close(top)
+
+
+@contextmanager
+def parsing(file: str, advice: str) -> Generator[None]:
+    """Have what is malformed in a file of the project be a LockError, which says what to do about it."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:  # of json, tomllib or packaging
+        raise LockError(f"{file} is malformed ({error}): {advice}") from error
 
 
 def inside(path: str) -> PurePosixPath:
@@ -112,13 +121,9 @@ def devcontainer(root: str) -> Devcontainer | None:
     """That of a project, if it has one. LockError: it cannot be read."""
     for file in PLACES:
         if (content := read_project_file(root, file)) is not None:
-            try:
+            with parsing(file, "mend it, or name an image with --image"):
                 text = _TRAILING.sub(_string, _JSONC.sub(_string, content.decode("utf-8-sig")))
                 return _parsed(file, json.loads(text))
-            except LockError:
-                raise
-            except (AttributeError, TypeError, ValueError, RecursionError) as error:
-                raise LockError(f"{file} is malformed ({error}): mend it, or name an image with --image") from error
     return None
 
 

@@ -25,11 +25,9 @@ from packaging.version import Version
 from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.container.isolation import WORKSPACE
 from ringfence_sandbox.project.fetching import Artefact, Fetcher, Registries, basename, strong
-from ringfence_sandbox.project.project_files import UV_LOCK, LockError, inside, read_project_file
+from ringfence_sandbox.project.project_files import UV_LOCK, LockError, inside, parsing, read_project_file
 from ringfence_sandbox.project.target import PythonTarget
 
-# Whatever packaging finds invalid is a ValueError.
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 _AT_ONCE = 4
 _LOCAL = ("editable", "virtual", "directory")
 Record = Mapping[str, Any]
@@ -60,7 +58,7 @@ def uv_pins(root: str, target: PythonTarget) -> tuple[Sequence[Pin], Sequence[st
     Raises:
         LockError: it cannot be read, or has what cannot be fetched as a file with a hash.
     """
-    try:
+    with parsing(UV_LOCK, "make it anew with `uv lock`"):
         lock = tomllib.loads((read_project_file(root, UV_LOCK) or b"").decode())
         needed = str(lock.get("requires-python", ""))
         if not SpecifierSet(needed).contains(target.environment["python_full_version"], prereleases=True):
@@ -68,10 +66,6 @@ def uv_pins(root: str, target: PythonTarget) -> tuple[Sequence[Pin], Sequence[st
                 f"{UV_LOCK} is for Python {needed}, and the image has {target}: name an image that has it, with --image"
             )
         return _Walk(lock, target.environment).installed()
-    except LockError:
-        raise
-    except _MALFORMED as error:
-        raise LockError(f"{UV_LOCK} is malformed ({error}): make it anew with `uv lock`") from error
 
 
 class _Walk:
