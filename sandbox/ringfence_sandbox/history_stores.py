@@ -49,7 +49,9 @@ def stores() -> Sequence[HistoryStore]:
         StateDirectoryError: the state directory is unknown.
         OSError: it cannot be read.
     """
-    found = [_described(path) for path in _directories() if (path / FOLDER).exists()]
+    place = Path(state_directory(), "stores")
+    paths = [place / name for name in os.listdir(place)] if place.exists() else ()
+    found = [_described(path) for path in paths if (path / FOLDER).exists()]
     return sorted(found, key=lambda store: (-store.size_bytes, store.root))
 
 
@@ -84,8 +86,8 @@ def mark_temporary_store(root: str, store: str) -> None:
     """Mark a store as one of those that `forget_temporary_stores` deletes, if its root is temporary. Never fails."""
     if root.startswith(f"{os.path.realpath(tempfile.gettempdir())}/") and store == store_of(root):
         with suppress(OSError):
-            os.makedirs(_marks(), mode=0o700, exist_ok=True)
-            os.close(os.open(os.path.join(_marks(), os.path.basename(store)), os.O_CREAT | os.O_CLOEXEC, 0o600))
+            _marks().mkdir(mode=0o700, parents=True, exist_ok=True)
+            (_marks() / os.path.basename(store)).touch(0o600)
 
 
 def forget_temporary_stores() -> None:
@@ -95,20 +97,20 @@ def forget_temporary_stores() -> None:
     and if the parent of its directory is gone, too: a filesystem may only be unmounted.
     """
     with suppress(OSError):
-        for mark in os.listdir(_marks()):
-            path = Path(state_directory(), "stores", mark)
+        for mark in list(_marks().iterdir()):
+            path = Path(state_directory(), "stores", mark.name)
             # What cannot be looked at, or is in use, stays.
             with suppress(OSError, ValueError, LookupError, RingfenceError):
                 if not path.exists():
-                    os.unlink(os.path.join(_marks(), mark))
+                    mark.unlink()
                 elif _is_gone_for_good(recorded_path(path)) and not _is_worth_keeping(path):
                     store = _described(path)
                     if store.used_at < datetime.now(UTC) - _UNUSED:
                         forget_store(store)
 
 
-def _marks() -> str:
-    return os.path.join(state_directory(), "temporary")
+def _marks() -> Path:
+    return Path(state_directory(), "temporary")
 
 
 def _is_gone_for_good(root: str) -> bool:
@@ -118,14 +120,6 @@ def _is_gone_for_good(root: str) -> bool:
 def _is_worth_keeping(path: Path) -> bool:
     with Store.open(path / FOLDER, writable=False) as history:
         return bool(history.kept()) or any(any(path.glob(f"{name}/*")) for name in _ONLY_COPIES)
-
-
-def _directories() -> Sequence[Path]:
-    place = Path(state_directory(), "stores")
-    try:
-        return [Path(entry.path) for entry in os.scandir(place) if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return ()
 
 
 def _described(path: Path) -> HistoryStore:
@@ -144,13 +138,7 @@ def _described(path: Path) -> HistoryStore:
 @contextmanager
 def _locked(store: HistoryStore) -> Generator[None]:
     """Hold the lock of the store, so that nobody opens the workspace meanwhile."""
-    place = store.path / "holder"
-    try:
-        holder = place.open("rb")
-    except FileNotFoundError:  # never opened to be changed
-        yield
-        return
-    with holder:
+    with (store.path / "holder").open("ab") as holder:
         try:
             fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
