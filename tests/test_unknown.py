@@ -81,11 +81,11 @@ def test_a_patch_says_that_it_leaves_out_a_removal_of_what_was_unknown(root: Pat
     step(root, lambda fs: (fs.delete("large"), fs.move("moved", "d/moved")))
     step(root, lambda fs: fs.delete("d", recursive=True))
     with opened(root) as workspace:
-        assert dict(workspace.export(a=0, b=1).unknown) == {"large": "too large"}
+        assert dict(workspace.export(a=0, b=1).unknown) == {"large": "too large", "moved": "too large"}
         assert dict(workspace.export().unknown) == {"d/large": "too large", "large": "too large", "moved": "too large"}
         assert b"rename" not in workspace.diff()
         assert workspace.unclear_since(workspace.log()[-1].commit) == workspace.export().unknown
-        assert workspace.export(fmt="mbox").unknown.keys() == {"d/large", "d/moved", "large"}
+        assert workspace.export(fmt="mbox").unknown.keys() == {"d/large", "d/moved", "large", "moved"}
 
 
 def test_a_restore_does_not_delete_what_its_step_left_out(root: Path) -> None:
@@ -159,23 +159,24 @@ def test_a_rollback_behind_a_command_does_not_take_an_older_state_for_the_one_be
 
 
 @pytest.mark.parametrize("source", ["data", "d"])
-def test_a_large_file_that_was_moved_goes_back_as_it_is(root: Path, source: str) -> None:
+def test_a_large_file_that_was_moved_is_not_read_and_an_undo_says_that_it_stays(root: Path, source: str) -> None:
     (root / "data").write_bytes(LARGE)
     (root / "d/data").write_bytes(LARGE)
-    inode = (root / "data").stat().st_ino
-    before = sorted(path.relative_to(root) for path in root.rglob("*"))
+    inode = (root / source / "data" if source == "d" else root / source).stat().st_ino
+    stays = "moved/data" if source == "d" else "moved"
     step(root, lambda fs: fs.move(source, "moved"))
     with opened(root) as workspace:
-        assert "moved" in workspace.steps()[0].paths
-        assert set(workspace.undo().outcomes.values()) == {"restored", "removed"}
-    assert sorted(path.relative_to(root) for path in root.rglob("*")) == before
-    assert (root / "data").stat().st_ino == inode
+        assert stays in workspace.steps()[0].paths
+        assert workspace.show(1).left_out == {stays: "too large"}
+        said = workspace.undo()
+        assert said.outcomes[stays] == "kept"
+        assert said.reasons[stays] == "what step 1 made of it is not in the history (too large)"
+        assert [entry.kind for entry in workspace.log()][-1] == "baseline"
+    assert (root / stays).stat().st_ino == inode
+    assert ((root / "d/x").read_text(), (root / "d/y").read_text()) == ("x\n", "y\n")
     with opened(root) as workspace:
-        workspace.undo()
-        assert (root / "moved").exists()
-        workspace.restore(0)
-        assert (root / "d/data").read_bytes() == (root / "data").read_bytes() == LARGE
-        assert not (root / "moved").exists()
+        assert workspace.restore(0).outcomes.get(stays, "kept") == "kept"
+    assert (root / stays).read_bytes() == LARGE
 
 
 @needs_git

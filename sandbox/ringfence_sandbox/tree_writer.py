@@ -78,20 +78,13 @@ class TreeWriter:
         """By path, all names of the file that it is to be."""
         self._waiting: set[str] = set()
         """What is still to be written."""
-        self._moved: list[str] = []
-        """From where and to where something was moved: there the tree is not as that commit has it."""
         self._gone: Set[str] = frozenset()
         """What was removed."""
 
     def write(
-        self,
-        wanted: Mapping[str, Entry | None],
-        before: Iterable[str] = (),
-        *,
-        whole: str | None = None,
-        moves: Iterable[tuple[str, str]] = (),
+        self, wanted: Mapping[str, Entry | None], before: Iterable[str] = (), *, whole: str | None = None
     ) -> Set[str]:
-        """Make the ``moves``, then make these paths so; those that are kept, since they hold what no history has.
+        """Make these paths so; those that are kept, since they hold what no history has.
 
         ``before`` are the commits that have the wanted states: there it says which paths are names of one file.
         ``whole`` is the commit that all of the tree is to be as, where there is one.
@@ -103,11 +96,6 @@ class TreeWriter:
         self._names = {path: group for group in plan.links for path in group}
         self._waiting = {path for path, _ in plan.files}
         with self._filesystem.restore_writes() as back:
-            for old, new in moves:
-                self._open_up(old)
-                self._open_up(new)
-                self._filesystem.move(old, new)
-                self._moved += (old, new)
             kept = self._remove(back, plan)
             self._gone = {*plan.removals} - kept
             made = self._make_directories(plan, kept)
@@ -147,8 +135,7 @@ class TreeWriter:
 
     def _expect(self, back: RestoreWrites, path: str) -> None:
         """Somebody may have changed a path since that commit: then it is not to be taken away or written over."""
-        if not any(f"{path}/".startswith(f"{moved}/") for moved in self._moved):
-            back.expect(path, self._states.entry(self._now, path) if path not in self._gone else None)
+        back.expect(path, self._states.entry(self._now, path) if path not in self._gone else None)
 
     def _remove(self, back: RestoreWrites, plan: _Plan) -> set[str]:
         files = self._filesystem

@@ -32,10 +32,10 @@ from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
 from ringfence_sandbox.steps.undo_plan import ReversalOutcome
 from ringfence_sandbox.store.commit_records import CommitRecord
-from ringfence_sandbox.store.exports import Export, mailbox, moved_between, unclear_between, unified
+from ringfence_sandbox.store.exports import Export, mailbox, unified
 from ringfence_sandbox.store.finding_steps import StepFinder, StepName, parent_of
 from ringfence_sandbox.store.named_steps import NamedStep, NamedSteps
-from ringfence_sandbox.store.shown_history import LogEntry, ShownStep, changes_between, log_entry, shown_step
+from ringfence_sandbox.store.shown_history import LogEntry, ShownStep, log_entry, shown_step
 from ringfence_sandbox.store.store import Store, telling_of_damage
 from ringfence_sandbox.store.store_format import check_format
 from ringfence_sandbox.store_roots import replaced
@@ -423,9 +423,8 @@ class Workspace:
     def changes_since(self, commit: str, *, without: Collection[str] = ()) -> Sequence[Change]:
         """What the history has changed since a commit, ``without`` these paths."""
         with self._looking_alone():
-            return [
-                change for change in changes_between(self._store, commit, self._tip()) if change.path not in without
-            ]
+            changes = self._store.states.changes(commit, self._tip())
+            return [change for change in changes if change.path not in without]
 
     def own_since(
         self,
@@ -462,8 +461,7 @@ class Workspace:
     def unclear_since(self, commit: str) -> Mapping[str, str]:
         """The paths of which that patch cannot say what became of them, with the reasons."""
         with self._looking_alone():
-            tip = self._tip()
-            return unclear_between(self._store, commit, tip, moved_between(self._store, commit, tip))
+            return self._store.states.unclear(commit, self._tip())
 
     # Changing.
 
@@ -520,14 +518,14 @@ class Workspace:
         return IgnoredInHistory(self._store, self.root).among(plan.outcomes, commit, self._tip())
 
     def _planner(self, history: StepHistory) -> Planner:
-        return Planner(self._store, self._tip(), history.found, history.names)
+        return Planner(self._store, self._tip(), history.names)
 
     def _write(
         self, history: StepHistory, plan: HistoryPlan, before: Sequence[str], *, whole: str | None = None
     ) -> Sequence[str]:
         """What could not be brought back besides, in words."""
         writer = TreeWriter(self.filesystem, self._store.states, self._tip(), plan.contents)
-        for path in sorted(writer.write(plan.states, before, whole=whole, moves=plan.moves)):
+        for path in sorted(writer.write(plan.states, before, whole=whole)):
             plan.stays(path, HOLDS_MORE)  # only now, or the plan would say so
         if self.filesystem.has_uncommitted:
             history.rewritten = {*plan.states}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,7 +11,7 @@ from ringfence_sandbox.steps.undo_plan import Difference, ReversalOutcome, TreeN
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.entries import Entry, is_directory
 from ringfence_sandbox.store.store import Store
-from ringfence_sandbox.store.unknown import Unknown, moves_back
+from ringfence_sandbox.store.unknown import Unknown
 
 SOMEBODY_ELSE = "changed since by somebody else"
 DROPPED = "changed since, by a step that `gc` has dropped or by somebody else"
@@ -21,14 +20,13 @@ HOLDS_MORE = "it holds what the history does not have"
 
 @dataclass(slots=True)
 class HistoryPlan:
-    """``outcomes`` by path, ``reasons`` for those that stay and for what is somebody else's. ``moves`` are to be made
-    first, each from a path to a path; then ``states`` are to be written, with ``contents`` that no step has."""
+    """``outcomes`` by path, ``reasons`` for those that stay and for what is somebody else's. ``states`` are to be
+    written, with ``contents`` that no step has."""
 
     outcomes: dict[str, ReversalOutcome] = field(default_factory=dict[str, ReversalOutcome])
     reasons: dict[str, str] = field(default_factory=dict[str, str])
     states: dict[str, Entry | None] = field(default_factory=dict[str, "Entry | None"])
     contents: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-    moves: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     def stays(self, path: str, reason: str, outcome: ReversalOutcome = "kept") -> None:
         self.outcomes[path], self.reasons[path] = outcome, reason
@@ -41,10 +39,9 @@ class HistoryPlan:
 
     def keep_what_holds_more(self, names: Callable[[str], Collection[str]]) -> None:
         """A directory is not removed that holds what the history does not have. ``names`` are those in one now."""
-        away = {old for old, _ in self.moves}
         for path in sorted(self.states, reverse=True):  # what is in a directory comes before it
             if not is_directory(self.states[path]):
-                inside = {f"{path}/{name}" for name in names(path)} - away
+                inside = (f"{path}/{name}" for name in names(path))
                 if any(one not in self.states or self.states[one] is not None for one in inside):
                     del self.states[path]
                     self.stays(path, HOLDS_MORE)
@@ -54,34 +51,24 @@ class HistoryPlan:
 
 
 class Planner:
-    """Plans from a store, whose newest commit has the tree as it is. ``look`` tells what is at a path, and ``names``
-    what is in a directory."""
+    """Plans from a store, whose newest commit has the tree as it is. ``names`` tells what is in a directory."""
 
-    def __init__(
-        self,
-        store: Store,
-        tip: str,
-        look: Callable[[str], os.stat_result | None],
-        names: Callable[[str], Collection[str]],
-    ) -> None:
+    def __init__(self, store: Store, tip: str, names: Callable[[str], Collection[str]]) -> None:
         self._store = store
         self._states = store.states
         self._tip = tip
-        self._look = look
         self._names = names
 
     def undo(self, undone: Sequence[CommitRecord], parents: Sequence[str | None]) -> HistoryPlan:
         """To reverse these steps, newest first; ``parents`` have what was before each."""
         states, tip = self._states, self._tip
         plan = HistoryPlan()
-        self._take_moves_back(plan, undone)
-        moved = {path for move in plan.moves for path in move}
         steps: list[list[Difference]] = []
         for record, parent in zip(undone, parents, strict=True):
             found = states.differences(parent, record.commit)
-            self._leave_unknown(plan, found, record, states.unknown(parent), moved)
+            self._leave_unknown(plan, found, record, states.unknown(parent))
             steps.append(found)
-        known = [[one for one in step if one[0] not in plan.reasons and one[0] not in _to(plan)] for step in steps]
+        known = [[one for one in step if one[0] not in plan.reasons] for step in steps]
         changed_by = self._changed_by(undone)
         now = TreeNow(lambda path: states.entry(tip, path), lambda path: states.names(tip, path), states.content)
         found = plan_undo(known, now, changed_by.get)
@@ -94,15 +81,13 @@ class Planner:
         return plan
 
     def _leave_unknown(
-        self, plan: HistoryPlan, found: Sequence[Difference], record: CommitRecord, was: Unknown, moved: set[str]
+        self, plan: HistoryPlan, found: Sequence[Difference], record: CommitRecord, was: Unknown
     ) -> None:
         made, now = self._states.unknown(record.commit), self._states.unknown(self._tip)
         for path in made.new_since(was):
-            if path not in moved and path not in plan.reasons:
+            if path not in plan.reasons:
                 plan.stays(path, f"what step {record.number} made of it is not in the history ({made.why(path)})")
         for path, before, after in found:
-            if path in moved:
-                continue
             if (why := was.why(path, there=before is not None)) is not None:
                 words = f"what it was before is not in the history ({why} then)"
             elif (why := made.why(path, there=after is not None)) is not None:
@@ -119,8 +104,6 @@ class Planner:
         plan = HistoryPlan()
         later = self._later_than(record.commit)
         reached = not later or later[-1].parent == record.commit
-        self._take_moves_back(plan, later)
-        moved = {path for move in plan.moves for path in move}
         changed_by = self._changed_by([record])
         others = {path for one in later if one.number is None for path in self._store.step_of(one).paths}
         wanted, unclear = self._wanted(record, later)
@@ -128,17 +111,14 @@ class Planner:
         there = (path for path in changed_by if _is_in_dotgit(path) and wanted.get(path, (None, None))[1])
         above = {one for path in there for one in directories_above(path)}
         for path, reason in unclear.items():
-            if path not in moved:
-                plan.stays(path, reason)
+            plan.stays(path, reason)
         for path in tip.new_since(self._states.unknown(record.commit)):
-            if path not in moved and path not in wanted and self._states.entry(record.commit, path) is not None:
+            if path not in wanted and self._states.entry(record.commit, path) is not None:
                 plan.stays(path, f"what it is now is not in the history ({tip.why(path)})")
         no_directories: set[str] = set()
         for path, (now, state) in sorted(wanted.items()):  # what is above comes first
             content_differs = now is None or not now.same_content(state)
-            why = tip.why(path) if path not in moved else None
-            if path in _to(plan):
-                continue
+            why = tip.why(path)
             if why is not None:
                 if content_differs:
                     plan.stays(path, f"what it is now is not in the history ({why})")
@@ -195,20 +175,6 @@ class Planner:
             asked.append((commit, unknown))
         return wanted, unclear
 
-    def _take_moves_back(self, plan: HistoryPlan, records: Sequence[CommitRecord]) -> None:
-        """Of files that the history does not have: they go back to where they were, as they are."""
-        for now, move in moves_back([self._states.unknown(record.commit).moves for record in records]).items():
-            here = self._look(now)
-            if now == move.old:
-                continue
-            if here is None or not stat.S_ISREG(here.st_mode) or not move.fits(here.st_size, here.st_mtime_ns):
-                plan.stays(now, SOMEBODY_ELSE, "conflict")
-            elif self._look(move.old) is not None:
-                plan.stays(now, f"it was {move.old}, where there is something else now", "conflict")
-            else:
-                plan.moves.append((now, move.old))
-                plan.outcomes[now], plan.outcomes[move.old] = "removed", "restored"
-
     def _later_than(self, commit: str) -> list[CommitRecord]:
         """Newest first."""
         found: list[CommitRecord] = []
@@ -231,10 +197,6 @@ class Planner:
 
 
 _THEIRS = {False: "somebody else's, made since", True: "removed since by somebody else"}
-
-
-def _to(plan: HistoryPlan) -> set[str]:
-    return {new for _, new in plan.moves}
 
 
 def _is_in_dotgit(path: str) -> bool:

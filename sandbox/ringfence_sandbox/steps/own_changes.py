@@ -16,11 +16,10 @@ from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.steps.text_merge import merged
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.entries import Entry
-from ringfence_sandbox.store.exports import moved_between, patch_text, visible_moves
+from ringfence_sandbox.store.exports import patch_text
 from ringfence_sandbox.store.folders import walk
 from ringfence_sandbox.store.history_states import States
 from ringfence_sandbox.store.object_ids import blob_id
-from ringfence_sandbox.store.shown_history import with_moves
 from ringfence_sandbox.store.store import Store
 
 _BY_PEOPLE = frozenset({"undo", "restore"})
@@ -57,13 +56,11 @@ def own_changes(
         if _is_own(record, sessions):
             sketch.make_again(record)
     sketch.make_room()
-    moves = moved_between(store, start.commit, later[-1].commit)
     found = [change for change in sketch.changes() if change.path not in without]
     changes, hidden = (found, list[Change]()) if ignored is None else ignored.split(found)
-    shown_moves = visible_moves(moves, ignored)
-    patch = patch_text(changes, shown_moves, lambda path: store.states.read(start.commit, path), sketch.content)
+    patch = patch_text(changes, lambda path: store.states.read(start.commit, path), sketch.content)
     mixed = sorted(sketch.mixed & {change.path for change in changes})
-    return OwnChanges(with_moves(changes, shown_moves), patch, mixed, hidden)
+    return OwnChanges(changes, patch, mixed, hidden)
 
 
 def _is_own(record: CommitRecord, sessions: Collection[str]) -> bool:

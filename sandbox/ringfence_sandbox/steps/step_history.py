@@ -213,10 +213,6 @@ class StepHistory(History):
 
     # Looking at the tree.
 
-    def found(self, path: str) -> os.stat_result | None:
-        """What is at a path now."""
-        return self._files.look(path)
-
     def names(self, path: str) -> Collection[str]:
         """What is in a directory now; nothing where there is none, or none that can be read."""
         try:

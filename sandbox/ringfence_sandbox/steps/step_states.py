@@ -19,7 +19,7 @@ from ringfence_sandbox.scan.scan import ScanLimits
 from ringfence_sandbox.store.entries import Entry, Meta, Pending, is_directory, link_number
 from ringfence_sandbox.store.object_ids import blob_id
 from ringfence_sandbox.store.store import Store
-from ringfence_sandbox.store.unknown import NOTHING, Move, Unknown
+from ringfence_sandbox.store.unknown import NOTHING, Unknown
 
 if TYPE_CHECKING:
     from ringfence_sandbox.store.folders import Folder
@@ -57,38 +57,38 @@ class Differing:
         self._tip = store.tip
         self._folders: dict[str, Folder | None] = {}
         """Of the newest step, directories that were asked for."""
-        self.moves = tuple(self._moves(limits.max_file_bytes))
-        self._from = {move.old for move in self.moves}
-        self._to = {move.new for move in self.moves}
+        self._large = dict(self._moved_larger_than(limits.max_file_bytes))
+        """The new paths of files that are too large to be read, by the old ones."""
 
-    def _moves(self, most_bytes: int) -> Iterator[Move]:
+    def _moved_larger_than(self, most_bytes: int) -> Iterator[tuple[str, str]]:
         for change in self._changed.changes:
             before = change.before
-            if before is None or before.kind != "file" or before.size <= most_bytes:
+            if before is None or before.kind != "file" or before.size <= most_bytes or change.after is not None:
                 continue
             new = self._changed.moved(change.path)
-            found = self._files.look(new) if new is not None and new in self._paths and change.after is None else None
-            if new is not None and found is not None and stat.S_ISREG(found.st_mode):
-                yield Move(change.path, new, stat.S_IMODE(found.st_mode), found.st_size, found.st_mtime_ns)
+            if new is not None and new in self._paths:
+                found = self._files.look(new)
+                if found is not None and stat.S_ISREG(found.st_mode):
+                    yield change.path, new
 
     def unknown(self) -> tuple[Unknown, Unknown]:
         """What is not known of the tree before the call, and after it."""
         before = self._store.states.unknown(self._tip)
-        if not before.reasons and not self.moves:
+        if not before.reasons and not self._large:
             return NOTHING, NOTHING
         if before.reasons:
-            were = {change.path: change.before for change in self._changed.changes if change.path not in self._from}
+            were = {change.path: change.before for change in self._changed.changes if change.path not in self._large}
             before = before.knowing(_kinds(were))
         after = before
         if after.reasons:
             after = after.knowing(_kinds({change.path: change.after for change in self._changed.changes}))
-        return before, after.with_moves(self.moves)
+        return before, Unknown({**after.reasons, **dict.fromkeys(self._large.values(), "too large")})
 
     def theirs(self) -> dict[str, Entry | Pending | None]:
         found: dict[str, Entry | Pending | None] = {}
         for change in self._changed.changes:
             known = self._known(change.path)
-            if change.path in self._from:
+            if change.path in self._large:
                 continue
             if change.before is None or _is_special(change.before):
                 if known is not None:
@@ -119,9 +119,10 @@ class Differing:
 
     def ours(self, rewritten: Iterable[str] = ()) -> dict[str, Entry | Pending | None]:
         """``rewritten`` are paths of which more may have changed than was told."""
+        left_out = {*self._large.values()}
         found: dict[str, Entry | Pending | None] = {
             change.path: None
-            if change.after is None or change.path in self._to
+            if change.after is None or change.path in left_out
             else self._now(change.path, change.after.content_hash)
             for change in self._changed.changes
         }

@@ -14,7 +14,7 @@ CommitKind: TypeAlias = Literal["baseline", "step", "external", "aborted"]
 _PLAIN = re.compile(r'[^\x00-\x1f\x7f"\ud800-\udfff\u2028\u2029]*')
 MOST_PATHS = 200
 """More are not listed in a message; what lists them is a comparison with the step before."""
-_LETTERS = {"created": "A", "modified": "M", "deleted": "D", "moved": "R", "unknown": "?"}
+_LETTERS = {"created": "A", "modified": "M", "deleted": "D", "unknown": "?"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class ParsedMessage:
 
 
 def format_message(info: CommitInfo, number: int | None, changed: Sequence[tuple[str, str]]) -> bytes:
-    """The message; ``changed`` has the changed paths, each with "created", "modified", "deleted", "moved" (and not
-    kept otherwise) or "unknown"."""
+    """The message; ``changed`` has the changed paths, each with "created", "modified", "deleted" or
+    "unknown"."""
     lines = [_title(info, changed), ""]
     listed = len(changed) <= MOST_PATHS
     if listed and changed:

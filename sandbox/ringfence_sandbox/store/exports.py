@@ -5,18 +5,17 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import format_datetime
 
-from ringfence.filesystem.diff import patch_of, rename_patch
+from ringfence.filesystem.diff import patch_of
 from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.filesystem.paths import is_dotgit
 from ringfence.participants import Change
 from ringfence_sandbox.store.commit_records import CommitRecord
 from ringfence_sandbox.store.store import Store
-from ringfence_sandbox.store.unknown import Move, moves_back
 
 _BASE64_LINE = 57
 
@@ -48,46 +47,14 @@ def unified(
     found = [change for change in store.states.changes(one, other) if change.path not in without]
     shown, hidden = (found, []) if ignored is None else ignored.split(found)
     changes, left_out = _applicable(shown)
-    moves = moved_between(store, one, other)
-    text = _patch(store, one, other, changes) + b"".join(_renames(visible_moves(moves, ignored)))
-    unclear = unclear_between(store, one, other, moves)
+    text = _patch(store, one, other, changes)
+    unclear = store.states.unclear(one, other)
     return Export(text, left_out, unclear, changes, [change.path for change in hidden])
 
 
-def visible_moves(moves: Iterable[Move], ignored: IgnoredPaths | None) -> list[Move]:
-    """The moves between paths that are not ignored: a clean checkout has no ignored file to move."""
-    return [move for move in moves if ignored is None or not (ignored.has(move.old) or ignored.has(move.new))]
-
-
-def patch_text(
-    changes: Iterable[Change], moves: Iterable[Move], before: Callable[[str], bytes], after: Callable[[str], bytes]
-) -> bytes:
-    """A patch for changes of which the files' bytes are given, and for moves of what the history does not have."""
-    return patch_of(_applicable(changes)[0], before, after) + b"".join(_renames(moves))
-
-
-def unclear_between(store: Store, one: str | None, other: str, moves: Iterable[Move]) -> dict[str, str]:
-    """The paths of which a patch cannot say what became of them, with the reasons; ``moves`` are those that it says."""
-    moved = {move.old for move in moves}
-    return {path: why for path, why in store.states.unclear(one, other).items() if path not in moved}
-
-
-def moved_between(store: Store, one: str | None, other: str) -> list[Move]:
-    """The moves of files that the history does not have, nor has in the end, from one commit to another: one a file."""
-    steps: list[Sequence[Move]] = []
-    record = store.commit(other)
-    while record.commit != one and record.parent is not None:
-        steps.append(store.states.unknown(record.commit).moves)
-        record = store.commit(record.parent)
-    back = moves_back([moves for moves in steps if moves])
-    there = store.states.unknown(other)
-    return [replace(move, new=now) for now, move in sorted(back.items()) if now != move.old and there.why(now)]
-
-
-def _renames(moves: Iterable[Move]) -> Iterator[bytes]:
-    for move in moves:
-        if not any(is_dotgit(os.fsencode(part)) for part in (*move.old.split("/"), *move.new.split("/"))):
-            yield rename_patch(move.old, move.new)
+def patch_text(changes: Iterable[Change], before: Callable[[str], bytes], after: Callable[[str], bytes]) -> bytes:
+    """A patch for changes of which the files' bytes are given."""
+    return patch_of(_applicable(changes)[0], before, after)
 
 
 def mailbox(store: Store, records: Sequence[CommitRecord], *, ignored: IgnoredPaths | None = None) -> Export:
@@ -103,9 +70,7 @@ def mailbox(store: Store, records: Sequence[CommitRecord], *, ignored: IgnoredPa
         changes, without = _applicable(shown)
         left_out.update(without)
         text = _patch(store, record.parent, record.commit, changes)
-        moves = store.states.unknown(record.commit).moves
-        text += b"".join(_renames(visible_moves(moves, ignored)))
-        unknown |= unclear_between(store, record.parent, record.commit, moves)
+        unknown |= store.states.unclear(record.parent, record.commit)
         if text:
             patches.append((record, text))
     mails = (_mail(store, record, text, n, len(patches)) for n, (record, text) in enumerate(patches, 1))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from ringfence.filesystem.ignored import IgnoredPaths
-from ringfence.participants import Change, FileVersion, Step
+from ringfence.participants import Change, Step
 from ringfence_sandbox.store.commit_messages import REPLACED, CommitKind
 from ringfence_sandbox.store.commit_records import CommitRecord
-from ringfence_sandbox.store.exports import moved_between, unified
+from ringfence_sandbox.store.exports import unified
 from ringfence_sandbox.store.finding_steps import parent_of
 from ringfence_sandbox.store.store import Store
-from ringfence_sandbox.store.unknown import Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +75,11 @@ def log_entry(store: Store, record: CommitRecord, names: Sequence[str], *, apart
 def shown_step(store: Store, record: CommitRecord, ignored: IgnoredPaths | None = None) -> ShownStep:
     parent = parent_of(record)
     patch = unified(store, parent, record.commit, ignored=ignored).text
-    changes, hidden = changes_between(store, parent, record.commit), list[Change]()
+    changes, hidden = store.states.changes(parent, record.commit), list[Change]()
     if ignored is not None:
         changes, hidden = ignored.split(changes)
     made = store.states.unknown(record.commit)
-    moved = {move.new for move in made.moves}
-    new = sorted(path for path in made.new_since(store.states.unknown(parent)) if path not in moved)
+    new = sorted(made.new_since(store.states.unknown(parent)))
     return ShownStep(
         store.step_of(record),
         changes,
@@ -89,18 +87,3 @@ def shown_step(store: Store, record: CommitRecord, ignored: IgnoredPaths | None 
         {path: made.reasons[path] for path in new},
         [change.path for change in hidden],
     )
-
-
-def changes_between(store: Store, one: str | None, other: str) -> list[Change]:
-    """What one commit has otherwise than another, with the moves of files that the history does not have."""
-    return with_moves(store.states.changes(one, other), moved_between(store, one, other))
-
-
-def with_moves(changes: Iterable[Change], moves: Iterable[Move]) -> list[Change]:
-    """The changes, and such moves."""
-    found = {change.path: change for change in changes}
-    for move in moves:
-        version = FileVersion("file", move.mode, move.size)
-        was = found[move.new].before if move.new in found else None
-        found |= {move.old: Change(move.old, version, None), move.new: Change(move.new, was, version)}
-    return [found[path] for path in sorted(found)]

@@ -196,8 +196,9 @@ class Store:
             newest = self._newest_number(after) + (info.kind == "step")
             number = newest if info.kind == "step" else 0 if info.kind == "baseline" else None
             found = _changed_paths(in_order(builder.found))
-            if info.kind == "step" and (unknown.reasons or unknown.moves):
-                found = _with_unknown(found, unknown, unknown_before)
+            if info.kind == "step" and unknown.reasons:
+                new = dict.fromkeys(unknown.new_since(unknown_before), "unknown")
+                found = sorted({**new, **dict(found)}.items())
             commit = self._commit(root, unknown, parent, info, number, found)
             self.objects.log.flush(sync=sync)
         except BaseException:
@@ -236,7 +237,7 @@ class Store:
     ) -> str:
         files = root.files_oid if root.files_oid is not None else self.objects.add(TREE, b"")
         tree = b"40000 files\0" + files + b"40000 meta\0" + root.meta_oid
-        if unknown.reasons or unknown.moves:
+        if unknown.reasons:
             tree += b"100644 %b\0%b" % (UNKNOWN, self.objects.add(BLOB, unknown.to_bytes()))
         raw = b"tree %b\n%bauthor %b\ncommitter %b\n\n%b" % (
             self.objects.add(TREE, tree).hex().encode(),
@@ -439,12 +440,6 @@ def _changed_paths(differences: Iterable[Difference]) -> list[tuple[str, str]]:
         if (path or old is not None) and (old is None or not old.same_content(new))
     }
     return [*zip(os.fsdecode(b"\0".join(found)).split("\0"), found.values(), strict=True)] if found else []
-
-
-def _with_unknown(found: list[tuple[str, str]], unknown: Unknown, before: Unknown) -> list[tuple[str, str]]:
-    """With what a step has moved unseen, and with what nobody knows any more since."""
-    moved = {path: "moved" for move in unknown.moves for path in (move.old, move.new)}
-    return sorted({**dict.fromkeys(unknown.new_since(before), "unknown"), **moved, **dict(found)}.items())
 
 
 def _encoded(paths: Collection[str]) -> list[bytes]:

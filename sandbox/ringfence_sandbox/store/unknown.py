@@ -4,7 +4,7 @@ or was too much, stays in the commit's state as it was last known, if it was, an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 MOST_NAMED = 10_000
@@ -15,26 +15,11 @@ _ALL_BELOW = frozenset({"unreadable", "mounted", "too deep", "hidden"})
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """A file that a step gave another path, and whose bytes the history does not have. Size in bytes."""
-
-    old: str
-    new: str
-    mode: int
-    size: int
-    mtime_ns: int
-
-    def fits(self, size: int, mtime_ns: int) -> bool:
-        return (self.size, self.mtime_ns) == (size, mtime_ns)
-
-
-@dataclass(frozen=True, slots=True)
 class Unknown:
     """``reasons`` by path: it is not known, nor is anything below it. The one that is nearest counts; an empty one
-    says that the path is known, though what it is in is not. ``moves`` are those of the commit itself."""
+    says that the path is known, though what it is in is not."""
 
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
-    moves: tuple[Move, ...] = ()
 
     @classmethod
     def of_scan(cls, excluded: Mapping[str, str]) -> Unknown:
@@ -68,37 +53,19 @@ class Unknown:
         reasons |= {path: "" for path, kind in kinds.items() if kind != "directory" and left.why(path) is not None}
         return Unknown(reasons)
 
-    def with_moves(self, moves: Sequence[Move]) -> Unknown:
-        """After files too large for the history were moved."""
-        if not moves:
-            return self
-        return Unknown({**self.reasons, **{move.new: "too large" for move in moves}}, tuple(moves))
-
     def new_since(self, before: Unknown) -> Iterator[str]:
         """The paths that this has to say of, and that were known before."""
         return (path for path, reason in self.reasons.items() if path and reason and before.why(path) is None)
 
     def to_bytes(self) -> bytes:
-        moves = [[one.old, one.new, one.mode, one.size, one.mtime_ns] for one in self.moves]
-        return json.dumps({"unknown": dict(sorted(self.reasons.items())), "moves": moves}).encode()
+        return json.dumps({"unknown": dict(sorted(self.reasons.items()))}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Unknown:
-        found = json.loads(data)
-        return cls(found["unknown"], tuple(Move(*row) for row in found["moves"]))
+        return cls(json.loads(data)["unknown"])
 
 
 NOTHING = Unknown()
-
-
-def moves_back(steps: Sequence[Sequence[Move]]) -> dict[str, Move]:
-    """What takes the moves of these steps back, newest first, by the path where each file is now: one move a file."""
-    found: dict[str, Move] = {}
-    for moves in steps:
-        for move in reversed(moves):
-            now = next((path for path, back in found.items() if back.old == move.new), move.new)
-            found[now] = move
-    return found
 
 
 def _up(path: str) -> Iterator[str]:
