@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.restore_writes import RestoreWrites
-from ringfence_sandbox.store.entries import Entry, is_directory
+from ringfence_sandbox.store.entries import Difference, Entry, is_directory
 from ringfence_sandbox.store.history_states import States
 
 
@@ -33,7 +33,7 @@ class _Plan:
 
 
 def _plan(
-    differences: Iterable[tuple[str, Entry | None, Entry | None]],
+    differences: Iterable[Difference],
     directories: Mapping[str, Entry],
     linked: Mapping[int, Sequence[str]],
 ) -> _Plan:
@@ -89,7 +89,7 @@ class TreeWriter:
         ``before`` are the commits that have the wanted states: there it says which paths are names of one file.
         ``whole`` is the commit that all of the tree is to be as, where there is one.
         """
-        differences = [(path, self._states.entry(self._now, path), state) for path, state in wanted.items()]
+        differences = [Difference(path, self._states.entry(self._now, path), state) for path, state in wanted.items()]
         before = [*before]
         directories = self._above(wanted, whole) if whole is not None else self._as_before(wanted, before)
         plan = _plan(differences, directories, self._linked(wanted, before))

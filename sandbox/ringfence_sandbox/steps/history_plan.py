@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above, is_dotgit
-from ringfence_sandbox.steps.undo_plan import Difference, ReversalOutcome, TreeNow, plan_undo
+from ringfence_sandbox.steps.undo_plan import ReversalOutcome, TreeNow, plan_undo
 from ringfence_sandbox.store.commit_records import CommitRecord
-from ringfence_sandbox.store.entries import Entry, is_directory
+from ringfence_sandbox.store.entries import Difference, Entry, is_directory
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import Unknown
 
@@ -68,7 +68,7 @@ class Planner:
             found = states.differences(parent, record.commit)
             self._leave_unknown(plan, found, record, states.unknown(parent))
             steps.append(found)
-        known = [[one for one in step if one[0] not in plan.reasons] for step in steps]
+        known = [[one for one in step if one.path not in plan.reasons] for step in steps]
         changed_by = self._changed_by(undone)
         now = TreeNow(lambda path: states.entry(tip, path), lambda path: states.names(tip, path), states.content)
         found = plan_undo(known, now, changed_by.get)
@@ -87,7 +87,8 @@ class Planner:
         for path in made.new_since(was):
             if path not in plan.reasons:
                 plan.stays(path, f"what step {record.number} made of it is not in the history ({made.why(path)})")
-        for path, before, after in found:
+        for difference in found:
+            path, before, after = difference
             if (why := was.why(path, there=before is not None)) is not None:
                 words = f"what it was before is not in the history ({why} then)"
             elif (why := made.why(path, there=after is not None)) is not None:
@@ -96,7 +97,7 @@ class Planner:
                 words = f"what it is now is not in the history ({why})"
             else:
                 continue
-            if before is None or not before.same_content(after):
+            if difference.changes_content:
                 plan.stays(path, words)
 
     def restore(self, record: CommitRecord) -> HistoryPlan:
@@ -108,7 +109,7 @@ class Planner:
         others = {path for one in later if one.number is None for path in self._store.step_of(one).paths}
         wanted, unclear = self._wanted(record, later)
         tip = self._states.unknown(self._tip)
-        there = (path for path in changed_by if _is_in_dotgit(path) and wanted.get(path, (None, None))[1])
+        there = (path for path, one in wanted.items() if path in changed_by and one.after and _is_in_dotgit(path))
         above = {one for path in there for one in directories_above(path)}
         for path, reason in unclear.items():
             plan.stays(path, reason)
@@ -116,11 +117,11 @@ class Planner:
             if path not in wanted and self._states.entry(record.commit, path) is not None:
                 plan.stays(path, f"what it is now is not in the history ({tip.why(path)})")
         no_directories: set[str] = set()
-        for path, (now, state) in sorted(wanted.items()):  # what is above comes first
-            content_differs = now is None or not now.same_content(state)
+        for difference in sorted(wanted.values(), key=lambda one: one.path):  # what is above comes first
+            path, now, state = difference
             why = tip.why(path)
             if why is not None:
-                if content_differs:
+                if difference.changes_content:
                     plan.stays(path, f"what it is now is not in the history ({why})")
                 continue
             stays = _is_in_dotgit(path) and path not in changed_by and (now is not None or path not in above)
@@ -131,9 +132,9 @@ class Planner:
                 continue
             if not stays:
                 plan.states[path] = state
-            if content_differs and stays:
+            if difference.changes_content and stays:
                 plan.stays(path, "git's own data, which no step has changed")
-            elif content_differs:
+            elif difference.changes_content:
                 plan.outcomes[path] = "restored" if state is not None else "removed"
                 if path not in changed_by:
                     theirs = SOMEBODY_ELSE if now is not None and state is not None else _THEIRS[now is None]
@@ -147,10 +148,10 @@ class Planner:
 
     def _wanted(
         self, record: CommitRecord, later: Sequence[CommitRecord]
-    ) -> tuple[dict[str, tuple[Entry | None, Entry | None]], dict[str, str]]:
-        """What differs from now, with both states; and what nobody can say that of, with the reasons."""
+    ) -> tuple[dict[str, Difference], dict[str, str]]:
+        """What differs from now, by path; and what nobody can say that of, with the reasons."""
         states = self._states
-        wanted: dict[str, tuple[Entry | None, Entry | None]] = {}
+        wanted: dict[str, Difference] = {}
         unclear: dict[str, str] = {}
         asked: list[tuple[str, Unknown]] = []
 
@@ -161,14 +162,15 @@ class Planner:
             unknown = states.unknown(commit)
             if asked and unknown.reasons == asked[-1][1].reasons:
                 continue
-            for path, now, state in states.differences(self._tip, commit):
+            for difference in states.differences(self._tip, commit):
+                path = difference.path
                 if path in wanted or not was_unknown(path):
                     continue
-                why = unknown.why(path, there=state is not None)
+                why = unknown.why(path, there=difference.after is not None)
                 if why is None:
-                    wanted[path] = (now, state)
+                    wanted[path] = difference
                     unclear.pop(path, None)
-                elif not asked and (now is None or not now.same_content(state)):
+                elif not asked and difference.changes_content:
                     unclear[path] = f"what it was then is not in the history ({why} then)"
             if not unknown.reasons:
                 break

@@ -80,11 +80,8 @@ class _Sketch:
 
     def make_again(self, step: CommitRecord) -> None:
         unclear = self._states.unclear(step.parent, step.commit)
-        found = [
-            (path, old, new)
-            for path, old, new in self._states.differences(step.parent, step.commit)
-            if path not in unclear and (old is None or not old.same_content(new))
-        ]
+        differences = self._states.differences(step.parent, step.commit)
+        found = [one for one in differences if one.path not in unclear and one.changes_content]
         gone: dict[str, Entry | None] = {}
         for path, old, new in found:
             if old is not None and old.oid is not None and new is None:

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar
 
 from ringfence_sandbox.steps.text_merge import merged
-from ringfence_sandbox.store.entries import Entry, is_directory
+from ringfence_sandbox.store.entries import Difference, Entry, is_directory
 from ringfence_sandbox.store.object_ids import blob_id
 
 ReversalOutcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
 _ValueT = TypeVar("_ValueT")
 _AS_BEFORE = "it is as it was before already"
-Difference: TypeAlias = tuple[str, Entry | None, Entry | None]
 
 
 @dataclass(slots=True)

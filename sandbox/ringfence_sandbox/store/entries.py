@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 Kind: TypeAlias = Literal["file", "directory", "symlink"]
 _BACKSLASH, _NEWLINE = b"\\\n"
@@ -52,6 +52,19 @@ class Pending:
     kind: Kind
     meta: Meta
     content: bytes | Callable[[], bytes] = b""
+
+
+class Difference(NamedTuple):
+    """A path whose states differ between two trees; None where it is not there."""
+
+    path: str
+    before: Entry | None
+    after: Entry | None
+
+    @property
+    def changes_content(self) -> bool:
+        """Whether kind, bytes or permissions differ, and not only times, owners or links."""
+        return self.before is None or not self.before.same_content(self.after)
 
 
 def is_directory(state: Entry | Pending | None) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from ringfence_sandbox.store.deltas import Before
-from ringfence_sandbox.store.entries import Entry, Meta, encode_line
+from ringfence_sandbox.store.entries import Difference, Entry, Meta, encode_line
 from ringfence_sandbox.store.folders import (
     LINES,
     SUB,
-    Difference,
     Folder,
     Objects,
     directory_entry,
@@ -85,7 +85,7 @@ class Builder:
         self._objects = objects
         self.found: list[Difference] = []
 
-    def build(self, folder: Folder | None, edit: Edit, path: bytes = b"") -> Folder:
+    def build(self, folder: Folder | None, edit: Edit, path: str = "") -> Folder:
         """The directory after `edit`; None was no directory before.
 
         Raises:
@@ -100,7 +100,7 @@ class Builder:
                 f"{shown_path(path)} is no directory before this step, so it must be among the changes too"
             )
         if folder is None or meta != folder.meta:
-            self.found.append((path, directory_entry(folder), Entry("directory", meta)))
+            self.found.append(Difference(path, directory_entry(folder), Entry("directory", meta)))
         lines: dict[bytes, bytes | None] = {}
         files: dict[bytes, bytes | None] = {}
         subs: dict[bytes, bytes | None] = {}
@@ -121,26 +121,26 @@ class Builder:
         before: Folder,
         name: bytes,
         edit: Edit,
-        path: bytes,
+        path: str,
         rows: _NewRows,
         loaded: dict[bytes, Folder],
     ) -> None:
         state = edit.state
         if edit.given and (state is None or state.kind != "directory"):
             if _puts_below(edit):
-                whole = shown_path(path + b"/" + name if path else name)
-                raise ValueError(f"{whole} is no directory after this step, and yet something is put into it")
+                shown = shown_path(_below(path, name))
+                raise ValueError(f"{shown} is no directory after this step, and yet something is put into it")
             self._file(before, name, state, path, rows, loaded)
             return
         encoded = escaped(name)
-        whole = path + b"/" + name if path else name
+        whole = _below(path, name)
         old = before.directory(name, self._objects)
         file = before.file(name) if edit.given and old is None else None
         new = self.build(old, edit, whole)
         if new is old:
             return
         if file is not None:
-            self.found.append((whole, file, None))
+            self.found.append(Difference(whole, file, None))
             rows.lines[name] = rows.files[encoded] = None
         loaded[name] = new
         rows.subs[SUB + encoded + b"/"] = b"40000 +%b\0%b" % (encoded, new.meta_oid)
@@ -151,7 +151,7 @@ class Builder:
         before: Folder,
         name: bytes,
         state: Entry | None,
-        path: bytes,
+        path: str,
         rows: _NewRows,
         loaded: dict[bytes, Folder],
     ) -> None:
@@ -161,8 +161,8 @@ class Builder:
         if old is None and file == state:
             return
         encoded = escaped(name)
-        whole = path + b"/" + name if path else name
-        self.found.append((whole, file, state))
+        whole = _below(path, name)
+        self.found.append(Difference(whole, file, state))
         if old is not None:
             self.found += each_difference(old, None, self._objects, whole)
             loaded.pop(name, None)
@@ -205,6 +205,10 @@ class Builder:
                 before = Before(files_oid, len(old.files.joined), pieces)
             files_oid = add(TREE, files.joined, before) if files.joined else None
         return Folder(meta, lines, files, subs, files_oid, lines_oid, meta_oid, loaded, decoded)
+
+
+def _below(path: str, name: bytes) -> str:
+    return f"{path}/{os.fsdecode(name)}" if path else os.fsdecode(name)
 
 
 def _lines_item(oid: bytes) -> bytes:

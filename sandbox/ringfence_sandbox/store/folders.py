@@ -7,21 +7,19 @@ hold of the directory and of what is in it, a line each) and a tree ``+name`` fo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from ringfence_sandbox.store.deltas import Before
-from ringfence_sandbox.store.entries import Entry, Meta, decode_line
+from ringfence_sandbox.store.entries import Difference, Entry, Meta, decode_line
 from ringfence_sandbox.store.git_names import escaped, unescaped
 from ringfence_sandbox.store.rows import EMPTY_ROWS, OID_BYTES, Rows, tree_rows
 
 LINES = b"entries"
 SUB = b"+"
-
-
-Difference: TypeAlias = tuple[bytes, Entry | None, Entry | None]
 
 
 class Objects(Protocol):
@@ -125,8 +123,8 @@ def load(objects: Objects, meta_oid: bytes, files_oid: bytes | None) -> Folder:
     )
 
 
-def shown_path(path: bytes) -> str:
-    return repr(path.decode("utf-8", "surrogateescape")) if path else "the root"
+def shown_path(path: str) -> str:
+    return repr(path) if path else "the root"
 
 
 def walk(folder: Folder, objects: Objects, path: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
@@ -156,37 +154,37 @@ def reachable(objects: Objects, trees: Iterable[bytes]) -> set[bytes]:
 
 def differences(one: Folder | None, other: Folder | None, objects: Objects) -> list[Difference]:
     """The paths that differ, in bytes or in anything else, with both states. Equal directories are not looked into."""
-    return in_order(each_difference(one, other, objects, b""))
+    return in_order(each_difference(one, other, objects, ""))
 
 
 def in_order(differences: Iterable[Difference]) -> list[Difference]:
     """Sorted, each path once."""
-    found: dict[bytes, Difference] = {}
+    found: dict[str, Difference] = {}
     for difference in differences:
         path, old, new = difference
         known = found.get(path)
         if known is not None:
             # A file that became a directory comes as a file that went and a directory that came.
-            difference = (path, old if old is not None else known[1], new if new is not None else known[2])
+            difference = Difference(path, old or known.before, new or known.after)
         found[path] = difference
     return sorted(found.values(), key=itemgetter(0))
 
 
-def each_difference(one: Folder | None, other: Folder | None, objects: Objects, path: bytes) -> Iterator[Difference]:
+def each_difference(one: Folder | None, other: Folder | None, objects: Objects, path: str) -> Iterator[Difference]:
     if one is not None and other is not None:
         if (one.meta_oid, one.files_oid) == (other.meta_oid, other.files_oid):
             return
         if one.meta != other.meta:
-            yield path, Entry("directory", one.meta), Entry("directory", other.meta)
+            yield Difference(path, directory_entry(one), directory_entry(other))
     else:
-        yield path, directory_entry(one), directory_entry(other)
-    prefix = path + b"/" if path else b""
+        yield Difference(path, directory_entry(one), directory_entry(other))
+    prefix = f"{path}/" if path else ""
     files, others = (dict(_changed_files(a, b)) for a, b in ((one, other), (other, one)))
     for name in files.keys() | others.keys():
-        yield prefix + name, files.get(name), others.get(name)
+        yield Difference(prefix + os.fsdecode(name), files.get(name), others.get(name))
     for name in {name for folder in (one, other) if folder is not None for name in folder.directories()}:
         a, b = (folder.directory(name, objects) if folder is not None else None for folder in (one, other))
-        yield from each_difference(a, b, objects, prefix + name)
+        yield from each_difference(a, b, objects, prefix + os.fsdecode(name))
 
 
 def directory_entry(folder: Folder | None) -> Entry | None:
@@ -217,4 +215,4 @@ def _name(line: bytes) -> bytes:
 
 
 def _damaged(name: bytes) -> ValueError:
-    return ValueError(f"the store is damaged: it has no content for {shown_path(name)}")
+    return ValueError(f"the store is damaged: it has no content for {shown_path(os.fsdecode(name))}")

@@ -10,7 +10,7 @@ from collections.abc import Set
 from dulwich.objects import Commit
 
 from ringfence.participants import Change, FileVersion
-from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.entries import Difference, Entry
 from ringfence_sandbox.store.folders import Folder, differences, load, walk
 from ringfence_sandbox.store.history_objects import HistoryObjects
 from ringfence_sandbox.store.object_ids import COMMIT
@@ -138,19 +138,18 @@ class States:
             raise IsADirectoryError(f"{path!r} is a directory at {commit[:12]}")
         return self.content(entry.oid)
 
-    def differences(self, one: str | None, other: str) -> list[tuple[str, Entry | None, Entry | None]]:
+    def differences(self, one: str | None, other: str) -> list[Difference]:
         """The paths that differ in anything between two commits (None: nothing at all), sorted, with both states."""
         before = self.root(one) if one is not None else None
-        found = differences(before, self.root(other), self.objects)
-        return sorted(((os.fsdecode(path), old, new) for path, old, new in found), key=lambda one: one[0])
+        return differences(before, self.root(other), self.objects)
 
     def changes(self, one: str | None, other: str) -> list[Change]:
         """The paths whose kind, bytes or permissions differ between two commits, sorted; but for `unclear` ones."""
         unclear = self.unclear(one, other)
         return [
-            Change(path, self.version(old), self.version(new))
-            for path, old, new in self.differences(one, other)
-            if path not in unclear and (old is None or not old.same_content(new))
+            Change(found.path, self.version(found.before), self.version(found.after))
+            for found in self.differences(one, other)
+            if found.path not in unclear and found.changes_content
         ]
 
     def unclear(self, one: str | None, other: str) -> dict[str, str]:
@@ -159,9 +158,10 @@ class States:
         if not before.reasons and not after.reasons:
             return {}
         found: dict[str, str] = {}
-        for path, old, new in self.differences(one, other):
+        for difference in self.differences(one, other):
+            path, old, new = difference
             why = before.why(path, there=old is not None) or after.why(path, there=new is not None)
-            if why is not None and (old is None or not old.same_content(new)):
+            if why is not None and difference.changes_content:
                 found[path] = why
         for path, why in before.reasons.items():  # what is gone, and was known to neither
             if path and why and path not in found and after.why(path) is None and self.entry(other, path) is None:

@@ -23,9 +23,9 @@ from ringfence.errors import format_error
 from ringfence.participants import Step
 from ringfence_sandbox.store.commit_messages import CommitInfo, format_message, parse_message
 from ringfence_sandbox.store.commit_records import CommitRecord, PreparedStep
-from ringfence_sandbox.store.entries import Entry, Pending
+from ringfence_sandbox.store.entries import Difference, Entry, Pending
 from ringfence_sandbox.store.folder_builder import Builder, edits_of
-from ringfence_sandbox.store.folders import Difference, Folder, differences, in_order, reachable
+from ringfence_sandbox.store.folders import Folder, differences, in_order, reachable
 from ringfence_sandbox.store.history_objects import UNREADABLE, HistoryObjects
 from ringfence_sandbox.store.history_states import UNKNOWN, States, read_commit
 from ringfence_sandbox.store.object_ids import BLOB, COMMIT, TREE
@@ -434,12 +434,11 @@ class Store:
 
 def _changed_paths(differences: Iterable[Difference]) -> list[tuple[str, str]]:
     """The paths whose kind, bytes or permissions changed, and how; "" is the root, where it is not new."""
-    found = {
-        path: "created" if old is None else "deleted" if new is None else "modified"
-        for path, old, new in differences
-        if (path or old is not None) and (old is None or not old.same_content(new))
-    }
-    return [*zip(os.fsdecode(b"\0".join(found)).split("\0"), found.values(), strict=True)] if found else []
+    return [
+        (found.path, "created" if found.before is None else "deleted" if found.after is None else "modified")
+        for found in differences
+        if (found.path or found.before is not None) and found.changes_content
+    ]
 
 
 def _encoded(paths: Collection[str]) -> list[bytes]:
