@@ -14,8 +14,7 @@ from ringfence_sandbox.disk.new_files import resemble, write_all
 from ringfence_sandbox.disk.records import Deed, Identity
 from ringfence_sandbox.host_writes import HostWrites
 from ringfence_sandbox.steps.metadata import apply_metadata
-from ringfence_sandbox.store.entries import Entry, Meta
-from ringfence_sandbox.store.object_ids import blob_id
+from ringfence_sandbox.store.entries import Entry, Meta, blob_id
 
 _KINDS = {"file": stat.S_IFREG, "symlink": stat.S_IFLNK, "directory": stat.S_IFDIR}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.restore_writes import RestoreWrites
 from ringfence_sandbox.store.entries import Difference, Entry, is_directory
-from ringfence_sandbox.store.history_states import States
+from ringfence_sandbox.store.states import States
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from ringfence_sandbox.steps.ignored_files import IgnoredInHistory, Repository, 
 from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
 from ringfence_sandbox.steps.undo_plan import ReversalOutcome
-from ringfence_sandbox.store.commit_records import CommitRecord
+from ringfence_sandbox.store.commits import CommitRecord
 from ringfence_sandbox.store.exports import Export, mailbox, unified
 from ringfence_sandbox.store.finding_steps import StepFinder, StepName, parent_of
 from ringfence_sandbox.store.named_steps import NamedStep, NamedSteps

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ringfence.participants import Change, Step
     from ringfence.runtime.receipts import Receipt
     from ringfence_sandbox.calls.differences import Differences
-    from ringfence_sandbox.store.commit_records import PreparedStep
+    from ringfence_sandbox.store.commits import PreparedStep
     from ringfence_sandbox.store.entries import Entry, Pending
     from ringfence_sandbox.store.unknown import Unknown
 

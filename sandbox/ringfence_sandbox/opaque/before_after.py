@@ -13,7 +13,7 @@ from ringfence_sandbox.disk.records import Json
 from ringfence_sandbox.opaque.displaced import Displaced
 from ringfence_sandbox.scan.scan import Exclusion, ScanResult
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, attributes_from_json, attributes_json
-from ringfence_sandbox.store.commit_records import PreparedStep
+from ringfence_sandbox.store.commits import PreparedStep
 from ringfence_sandbox.store.entries import Entry
 
 Differs = tuple[str, Entry | None, Entry | None]

@@ -26,12 +26,10 @@ from ringfence_sandbox.scan.stat_cache import Stamp
 from ringfence_sandbox.steps.aborted_calls import keep_commit
 from ringfence_sandbox.steps.step_history import StepHistory
 from ringfence_sandbox.steps.step_states import Differing, all_above
-from ringfence_sandbox.store.commit_messages import CommitInfo
-from ringfence_sandbox.store.commit_records import PreparedStep
-from ringfence_sandbox.store.entries import Entry, Pending, is_directory
-from ringfence_sandbox.store.folders import walk
-from ringfence_sandbox.store.object_ids import blob_id
+from ringfence_sandbox.store.commits import CommitInfo, PreparedStep
+from ringfence_sandbox.store.entries import Entry, Pending, blob_id, is_directory
 from ringfence_sandbox.store.store import Store
+from ringfence_sandbox.store.trees import walk
 from ringfence_sandbox.store.unknown import Unknown
 
 KEPT_BYTES = 1 << 30
@@ -235,8 +233,7 @@ class Brackets:
                 yield path, now, old
             if is_directory(old) and not is_directory(now):
                 folder = states.folder(commit, path)
-                for below, entry in walk(folder, states.objects, os.fsencode(path)) if folder is not None else ():
-                    name = os.fsdecode(below)
+                for name, entry in walk(folder, states.objects, path) if folder is not None else ():
                     if name != path and not self._went_before(before, name):
                         yield name, None, entry
 

@@ -17,9 +17,8 @@ from ringfence_sandbox.disk.new_files import write_all
 from ringfence_sandbox.opaque.before_after import Before, Differs
 from ringfence_sandbox.scan.stat_cache import attributes_of
 from ringfence_sandbox.steps.metadata import apply_metadata
-from ringfence_sandbox.store.entries import Entry, is_directory
-from ringfence_sandbox.store.history_states import States
-from ringfence_sandbox.store.object_ids import blob_id
+from ringfence_sandbox.store.entries import Entry, blob_id, is_directory
+from ringfence_sandbox.store.states import States
 
 IN_THE_WAY = UNREACHABLE | {errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.EXDEV, errno.EPERM}
 """What the system says where somebody else's is at a path, or on the way to it, or what nobody may replace: a file that

@@ -23,7 +23,7 @@ from ringfence_sandbox.opaque.file_rollback import IN_THE_WAY, FileRollback
 from ringfence_sandbox.opaque.kept_open import KeptOpen
 from ringfence_sandbox.scan.stat_cache import stamp_of
 from ringfence_sandbox.store.entries import Entry, is_directory
-from ringfence_sandbox.store.history_states import States
+from ringfence_sandbox.store.states import States
 
 
 class TreeRollback:

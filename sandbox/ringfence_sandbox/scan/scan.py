@@ -19,8 +19,8 @@ from ringfence_sandbox.disk.kernel import abilities, mounts_below
 from ringfence_sandbox.scan.stat_cache import COARSE_TICK_NS, Stamp, StatCache, attributes_of, is_settled, stamp_of
 from ringfence_sandbox.scan.steady_reading import closing, hole_bytes, open_at, read_steadily
 from ringfence_sandbox.store.entries import Entry, Meta, link_number
-from ringfence_sandbox.store.folders import Folder
-from ringfence_sandbox.store.history_states import States
+from ringfence_sandbox.store.states import States
+from ringfence_sandbox.store.trees import Folder
 
 MAX_DEPTH = 256
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -12,7 +12,7 @@ from ringfence_sandbox.calls.differences import STAMP
 from ringfence_sandbox.calls.history import ChangedFiles, RolledBackCall
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.steps.step_states import all_above
-from ringfence_sandbox.store.commit_messages import CommitInfo
+from ringfence_sandbox.store.commits import CommitInfo
 from ringfence_sandbox.store.entries import Entry, Meta, Pending, is_directory
 from ringfence_sandbox.store.store import ABORTED, Store
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above, is_dotgit
 from ringfence_sandbox.steps.undo_plan import ReversalOutcome, TreeNow, plan_undo
-from ringfence_sandbox.store.commit_records import CommitRecord
+from ringfence_sandbox.store.commits import CommitRecord
 from ringfence_sandbox.store.entries import Difference, Entry, is_directory
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import Unknown

@@ -7,20 +7,18 @@ others have changed the same file, what the commit changed is merged into it.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.steps.text_merge import merged
-from ringfence_sandbox.store.commit_records import CommitRecord
-from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.commits import CommitRecord
+from ringfence_sandbox.store.entries import Entry, blob_id
 from ringfence_sandbox.store.exports import patch_text
-from ringfence_sandbox.store.folders import walk
-from ringfence_sandbox.store.history_states import States
-from ringfence_sandbox.store.object_ids import blob_id
+from ringfence_sandbox.store.states import States
 from ringfence_sandbox.store.store import Store
+from ringfence_sandbox.store.trees import walk
 
 _BY_PEOPLE = frozenset({"undo", "restore"})
 
@@ -134,8 +132,8 @@ class _Sketch:
 
     def _below(self, path: str) -> list[str]:
         folder = self._states.folder(self._start, path)
-        found = walk(folder, self._states.objects) if folder is not None else ()
-        return [f"{path}/{os.fsdecode(name)}" for name, _ in found if name]
+        found = walk(folder, self._states.objects, path) if folder is not None else ()
+        return [below for below, _ in found if below != path]
 
     def _take_away(self, path: str) -> None:
         if self._at(path) is not None:

@@ -31,8 +31,7 @@ from ringfence_sandbox.scan.scan import (
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, StatCache
 from ringfence_sandbox.steps.aborted_calls import keep_typed
 from ringfence_sandbox.steps.step_states import Differing
-from ringfence_sandbox.store.commit_messages import REPLACED, CommitInfo
-from ringfence_sandbox.store.commit_records import PreparedStep
+from ringfence_sandbox.store.commits import REPLACED, CommitInfo, PreparedStep
 from ringfence_sandbox.store.entries import Entry, Pending
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import Unknown

@@ -16,13 +16,12 @@ from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.calls.history import ChangedFiles
 from ringfence_sandbox.disk.confined import Confined, Looks
 from ringfence_sandbox.scan.scan import ScanLimits
-from ringfence_sandbox.store.entries import Entry, Meta, Pending, is_directory, link_number
-from ringfence_sandbox.store.object_ids import blob_id
+from ringfence_sandbox.store.entries import Entry, Meta, Pending, blob_id, is_directory, link_number
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import NOTHING, Unknown
 
 if TYPE_CHECKING:
-    from ringfence_sandbox.store.folders import Folder
+    from ringfence_sandbox.store.trees import Folder
 
 
 _HASHED_BYTES = 1 << 16

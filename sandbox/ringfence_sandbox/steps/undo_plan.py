@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar
 
 from ringfence_sandbox.steps.text_merge import merged
-from ringfence_sandbox.store.entries import Difference, Entry, is_directory
-from ringfence_sandbox.store.object_ids import blob_id
+from ringfence_sandbox.store.entries import Difference, Entry, blob_id, is_directory
 
 ReversalOutcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
 _ValueT = TypeVar("_ValueT")

@@ -1,13 +1,18 @@
-"""What a step holds of one path, and how what git cannot hold of it is written down."""
+"""What a commit holds of one path: its object id, and as a line what git cannot hold of it."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+COMMIT, TREE, BLOB = 1, 2, 3
+"""Git's numbers for the types of objects."""
+_TYPES = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob"}
+OID_BYTES = 20
 Kind: TypeAlias = Literal["file", "directory", "symlink"]
 _BACKSLASH, _NEWLINE = b"\\\n"
 """As numbers: to ask whether bytes are in bytes takes ten times as long."""
@@ -93,3 +98,15 @@ def decode_line(line: bytes) -> tuple[bytes, Meta]:
         parts = name.split(b"\\\\")
         name = b"\\".join(part.replace(b"\\n", b"\n") for part in parts)
     return name, Meta(int(mode, 8), int(uid), int(gid), int(mtime), int(link))
+
+
+def object_id(type_number: int, raw: bytes) -> bytes:
+    """Git's id of an object."""
+    digest = hashlib.sha1(b"%b %d\0" % (_TYPES[type_number], len(raw)), usedforsecurity=False)
+    digest.update(raw)
+    return digest.digest()
+
+
+def blob_id(content: bytes) -> str:
+    """Git's id of the bytes of a file, in hex."""
+    return object_id(BLOB, content).hex()

@@ -14,7 +14,7 @@ from ringfence.filesystem.diff import patch_of
 from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.filesystem.paths import is_dotgit
 from ringfence.participants import Change
-from ringfence_sandbox.store.commit_records import CommitRecord
+from ringfence_sandbox.store.commits import CommitRecord
 from ringfence_sandbox.store.store import Store
 
 _BASE64_LINE = 57

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from itertools import islice
 from typing import TypeAlias
 
-from ringfence_sandbox.store.commit_records import CommitRecord
+from ringfence_sandbox.store.commits import CommitRecord
 from ringfence_sandbox.store.named_steps import NamedSteps
 from ringfence_sandbox.store.store import Store
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from ringfence_sandbox.store.commit_records import CommitRecord
+from ringfence_sandbox.store.commits import CommitRecord
 from ringfence_sandbox.store.store import Store
 
 _PREFIX = "steps/"

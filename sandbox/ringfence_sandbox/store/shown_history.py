@@ -8,8 +8,7 @@ from datetime import datetime
 
 from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.participants import Change, Step
-from ringfence_sandbox.store.commit_messages import REPLACED, CommitKind
-from ringfence_sandbox.store.commit_records import CommitRecord
+from ringfence_sandbox.store.commits import REPLACED, CommitKind, CommitRecord
 from ringfence_sandbox.store.exports import unified
 from ringfence_sandbox.store.finding_steps import parent_of
 from ringfence_sandbox.store.store import Store

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,15 +21,19 @@ from dulwich.objects import Commit
 
 from ringfence.errors import format_error
 from ringfence.participants import Step
-from ringfence_sandbox.store.commit_messages import CommitInfo, format_message, parse_message
-from ringfence_sandbox.store.commit_records import CommitRecord, PreparedStep
-from ringfence_sandbox.store.entries import Difference, Entry, Pending
-from ringfence_sandbox.store.folder_builder import Builder, edits_of
-from ringfence_sandbox.store.folders import Folder, differences, in_order, reachable
-from ringfence_sandbox.store.history_objects import UNREADABLE, HistoryObjects
-from ringfence_sandbox.store.history_states import UNKNOWN, States, read_commit
-from ringfence_sandbox.store.object_ids import BLOB, COMMIT, TREE
-from ringfence_sandbox.store.repository import create_repository, read_refs, read_shallow, write_refs, write_shallow
+from ringfence_sandbox.store.commits import CommitInfo, CommitRecord, PreparedStep, format_message, parse_message
+from ringfence_sandbox.store.entries import BLOB, COMMIT, TREE, Difference, Entry, Pending
+from ringfence_sandbox.store.objects import (
+    UNREADABLE,
+    HistoryObjects,
+    create_repository,
+    read_refs,
+    read_shallow,
+    write_refs,
+    write_shallow,
+)
+from ringfence_sandbox.store.states import UNKNOWN, States, read_commit
+from ringfence_sandbox.store.trees import Builder, Folder, differences, reachable
 from ringfence_sandbox.store.unknown import Unknown
 
 MAIN = b"refs/heads/main"
@@ -187,15 +191,11 @@ class Store:
         if unknown is None:
             unknown = unknown_before.knowing({path: state and state.kind for path, state in changes.items()})
         try:
-            states = map(self._stored, changes.values())
-            edit = edits_of(zip(_encoded(changes), states, strict=True))
-            if before is None and not (edit.given and edit.state is not None):
-                raise ValueError("the first step needs the state of the root itself, under the path ''")
-            builder = Builder(self.objects)
-            root = builder.build(before, edit)
+            builder = Builder(self.objects, before)
+            root = builder.build({path: self._stored(state) for path, state in changes.items()})
             newest = self._newest_number(after) + (info.kind == "step")
             number = newest if info.kind == "step" else 0 if info.kind == "baseline" else None
-            found = _changed_paths(in_order(builder.found))
+            found = _changed_paths(sorted(builder.found, key=lambda one: one.path))
             if info.kind == "step" and unknown.reasons:
                 new = dict.fromkeys(unknown.new_since(unknown_before), "unknown")
                 found = sorted({**new, **dict(found)}.items())
@@ -235,8 +235,8 @@ class Store:
         number: int | None,
         changed: Sequence[tuple[str, str]],
     ) -> str:
-        files = root.files_oid if root.files_oid is not None else self.objects.add(TREE, b"")
-        tree = b"40000 files\0" + files + b"40000 meta\0" + root.meta_oid
+        files = root.files.oid or self.objects.add(TREE, b"")
+        tree = b"40000 files\0" + files + b"40000 meta\0" + root.subs.oid
         if unknown.reasons:
             tree += b"100644 %b\0%b" % (UNKNOWN, self.objects.add(BLOB, unknown.to_bytes()))
         raw = b"tree %b\n%bauthor %b\ncommitter %b\n\n%b" % (
@@ -439,11 +439,6 @@ def _changed_paths(differences: Iterable[Difference]) -> list[tuple[str, str]]:
         for found in differences
         if (found.path or found.before is not None) and found.changes_content
     ]
-
-
-def _encoded(paths: Collection[str]) -> list[bytes]:
-    """`os.fsencode` of paths, all in one go."""
-    return os.fsencode("\0".join(paths)).split(b"\0") if paths else []
 
 
 def _kept_ref(name: str) -> bytes:

@@ -1,25 +1,33 @@
-"""All objects of a store: those of its log and those of its packs, as a dulwich object store."""
+"""The git repository of a store: its objects, which are in a log and in packs, and its refs."""
 
 from __future__ import annotations
 
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
 from dulwich.errors import ApplyDeltaError, ChecksumMismatch, FileFormatException
-from dulwich.object_store import BaseObjectStore
-from dulwich.objects import ObjectID, RawObjectID, ShaFile, hex_to_sha, sha_to_hex
-from dulwich.pack import Pack
+from dulwich.objects import ObjectID, RawObjectID
+from dulwich.pack import Pack, apply_delta  # pyright: ignore[reportUnknownVariableType]  # it may be of Rust
+from dulwich.refs import Ref, read_packed_refs, write_packed_refs
 
 from ringfence.errors import format_error
-from ringfence_sandbox.disk.state_files import sync_directory
-from ringfence_sandbox.store.deltas import Before, applied, delta
-from ringfence_sandbox.store.object_ids import object_id
+from ringfence_sandbox.disk.state_files import replacing, sync_directory
+from ringfence_sandbox.store.entries import object_id
 from ringfence_sandbox.store.object_log import MAGIC, ObjectLog, pack_entry, read_pack_entry
-from ringfence_sandbox.store.packs import copied_entry, open_packs, remove_half_packs, remove_packs, write_pack
+from ringfence_sandbox.store.packs import (
+    close_packs,
+    copied_entry,
+    delta,
+    open_packs,
+    remove_half_packs,
+    remove_packs,
+    write_pack,
+)
+from ringfence_sandbox.store.trees import DeltaBase
 
 _DEEPEST_DELTA = 30
 _SMALLEST_DELTA_BYTES = 200
@@ -32,6 +40,29 @@ UNREADABLE = (
 )
 """What comes of packs that are not what they were."""
 
+# What a workspace's own files of these names may be and contain is no fault of the store. (Only what git 2.39 knows:
+# git ends at a name that it does not know.)
+_TOLERATED = (
+    *(
+        f"gitmodules{what}"
+        for what in ("Blob", "Large", "Missing", "Name", "Parse", "Path", "Symlink", "Update", "Url")
+    ),
+    *(f"gitattributes{what}" for what in ("Blob", "Large", "LineLength", "Missing", "Symlink")),
+    "gitignoreSymlink",
+    "mailmapSymlink",
+)
+_CONFIG = """[core]
+\trepositoryformatversion = 0
+\tfilemode = true
+\tbare = true
+\tlogAllRefUpdates = false
+[gc]
+\tauto = 0
+[fsck]
+""" + "".join(f"\t{problem} = ignore\n" for problem in _TOLERATED)
+# The lines of `meta` are for programs: without this they would be most of what `git log -p` shows.
+_ATTRIBUTES = "meta/** -diff\n"
+
 
 def _missing(oid: bytes, why: str = "") -> KeyError:
     """``why`` is what came of reading it, in words: such an error holds a part of its pack, which could not be closed
@@ -39,21 +70,20 @@ def _missing(oid: bytes, why: str = "") -> KeyError:
     return KeyError(f"the store has no object {oid.hex()}" + (f" that can be read ({why})" if why else ""))
 
 
-class HistoryObjects(BaseObjectStore):
-    """Objects are added to the log, and only there; `seal` makes a pack of it.
+class HistoryObjects:
+    """Objects by binary id. They are added to the log, and only there; `seal` makes a pack of it.
 
     ``folder`` is the git repository. Nothing but its objects and the log is ever read: no configuration, no
     alternates, no hooks.
     """
 
     def __init__(self, folder: Path, *, writable: bool) -> None:
-        super().__init__()
         self._folder = folder
         self._writable = writable
         self._in_memory: dict[bytes, tuple[int, bytes]] = {}
         """What was added to a store that is not to be written."""
         self._pack_folder = folder / "objects" / "pack"
-        self.log, self._packs = self._open()
+        self.log, self.packs = self._open()
         if writable:
             self._remove_leftovers()
 
@@ -81,43 +111,10 @@ class HistoryObjects(BaseObjectStore):
         logs = [path for path in logs if path.stat().st_size >= len(MAGIC)] or logs
         return logs[-1] if logs else self._folder / "objects.000001.log"
 
-    # What dulwich asks of a store.
-
-    @property
-    def packs(self) -> list[Pack]:
-        return self._packs
-
-    def contains_loose(self, sha: ObjectID) -> bool:
-        return hex_to_sha(sha) in self.log.objects
-
-    def contains_packed(self, sha: ObjectID | RawObjectID) -> bool:
-        return any(sha in pack for pack in self._packs)
-
-    def __contains__(self, sha1: ObjectID) -> bool:
-        return self.has(hex_to_sha(sha1) if len(sha1) == 40 else sha1)
-
-    def __iter__(self) -> Iterator[ObjectID]:
-        for oid in self.ids():
-            yield sha_to_hex(RawObjectID(oid))
-
-    def get_raw(self, name: RawObjectID | ObjectID) -> tuple[int, bytes]:
-        return self.raw(hex_to_sha(ObjectID(name)) if len(name) == 40 else name)
-
-    def add_object(self, obj: ShaFile) -> None:
-        self.add(obj.type_num, obj.as_raw_string())
-
-    def add_objects(
-        self, objects: Sequence[tuple[ShaFile, str | None]], progress: Callable[..., None] | None = None
-    ) -> Pack | None:
-        for obj, _ in objects:
-            self.add_object(obj)
-
-    # The same by binary ids, without objects around the bytes.
-
     def has(self, oid: bytes) -> bool:
         if oid in self.log.objects or oid in self._in_memory:
             return True
-        return bool(self._packs) and any(RawObjectID(oid) in pack for pack in self._packs)
+        return bool(self.packs) and any(RawObjectID(oid) in pack for pack in self.packs)
 
     def raw(self, oid: bytes) -> tuple[int, bytes]:
         """The type and the bytes of an object.
@@ -130,7 +127,7 @@ class HistoryObjects(BaseObjectStore):
         if oid in self._in_memory:
             return self._in_memory[oid]
         why = ""
-        for pack in self._packs:
+        for pack in self.packs:
             try:
                 return pack.get_raw(RawObjectID(oid))
             except KeyError:
@@ -148,36 +145,26 @@ class HistoryObjects(BaseObjectStore):
             deltas.append(raw)
             oid = base
         for change in reversed(deltas):
-            raw = applied(raw, change)
+            raw = b"".join(apply_delta(raw, change))  # pyright: ignore[reportUnknownArgumentType]
         return type_number, raw
 
-    def ids(self) -> set[bytes]:
-        found = set(self.log.objects)
-        for pack in self._packs:
-            found.update(entry[0] for entry in pack.index.iterentries())
-        return found
-
-    def add(self, type_number: int, raw: bytes, before: Before | None = None) -> bytes:
-        """Add an object, if it is new; ``before`` is what it came from by a small change.
-
-        Returns:
-            Its id.
-        """
+    def add(self, type_number: int, raw: bytes, base: DeltaBase | None = None) -> bytes:
+        """Add an object, if it is new; ``base`` is the one that it is a small edit of. Its id."""
         oid = object_id(type_number, raw)
         if not self.has(oid):
-            self._store(oid, type_number, raw, before)
+            self._store(oid, type_number, raw, base)
         return oid
 
-    def _store(self, oid: bytes, type_number: int, raw: bytes, before: Before | None) -> None:
+    def _store(self, oid: bytes, type_number: int, raw: bytes, base: DeltaBase | None) -> None:
         if not self._writable:
             self._in_memory[oid] = type_number, raw
             return
         # Only to objects of the same log: it becomes one pack, and a pack must hold what its deltas need.
-        if before is not None and len(raw) >= _SMALLEST_DELTA_BYTES and before.oid in self.log.objects:
-            depth = self.log.objects[before.oid][2] + 1
-            change = delta(before, len(raw)) if depth <= _DEEPEST_DELTA else raw
+        if base is not None and len(raw) >= _SMALLEST_DELTA_BYTES and base.oid in self.log.objects:
+            depth = self.log.objects[base.oid][2] + 1
+            change = delta(base, len(raw)) if depth <= _DEEPEST_DELTA else raw
             if len(change) < len(raw) // 2:
-                self.log.add(oid, pack_entry(type_number, change, before.oid), depth)
+                self.log.add(oid, pack_entry(type_number, change, base.oid), depth)
                 return
         self.log.add(oid, pack_entry(type_number, raw), 0)
         if self.log.pending_bytes > _FLUSH_BYTES:
@@ -201,7 +188,7 @@ class HistoryObjects(BaseObjectStore):
             self.log = ObjectLog.open(self._folder / f"objects.{number:06}.log", writable=True)
             log.close()
             self._remove_old_logs()
-        if len(self._packs) > MOST_PACKS:
+        if len(self.packs) > MOST_PACKS:
             small = self._small_packs()
             # Where something in them cannot be read they stay as they are, with the rest that can.
             with suppress(KeyError):
@@ -223,8 +210,8 @@ class HistoryObjects(BaseObjectStore):
 
     def _small_packs(self) -> list[Pack]:
         """All but those that are larger than everything smaller together: what is large is seldom copied."""
-        sizes = {id(pack): os.stat(pack.data.path).st_size for pack in self._packs}
-        packs = sorted(self._packs, key=lambda pack: sizes[id(pack)], reverse=True)
+        sizes = {id(pack): os.stat(pack.data.path).st_size for pack in self.packs}
+        packs = sorted(self.packs, key=lambda pack: sizes[id(pack)], reverse=True)
         while packs and sizes[id(packs[0])] > sum(sizes[id(pack)] for pack in packs[1:]):
             del packs[0]
         return packs
@@ -237,7 +224,7 @@ class HistoryObjects(BaseObjectStore):
         before_deleting: Callable[[], None] = lambda: None,
     ) -> None:
         """Make one pack of the objects ``kept`` of the packs ``old`` (None: all), and delete those."""
-        old = self._packs if old is None else old
+        old = self.packs if old is None else old
         of: dict[bytes, Pack] = {}
         for oid in kept:
             for pack in old:
@@ -278,15 +265,54 @@ class HistoryObjects(BaseObjectStore):
             take(oid, entry)
 
     def _reopen_packs(self) -> None:
-        before, self._packs = self._packs, open_packs(self._pack_folder)
-        for pack in before:
-            pack.close()
+        before, self.packs = self.packs, open_packs(self._pack_folder)
+        close_packs(before)
 
     @property
     def closed(self) -> bool:
         return self.log.closed
 
     def close(self) -> None:
-        for pack in self._packs:
-            pack.close()
+        close_packs(self.packs)
         self.log.close()
+
+
+def create_repository(folder: Path) -> None:
+    for name in ("objects/pack", "objects/info", "refs/heads", "refs/tags", "info"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    os.chmod(folder, 0o700)
+    # HEAD last: with it, this is a store.
+    files = {"config": _CONFIG, "info/attributes": _ATTRIBUTES, "HEAD": "ref: refs/heads/main\n"}
+    for name, text in files.items():
+        with replacing(folder / name) as file:
+            file.write(text.encode())
+    sync_directory(folder)
+
+
+def read_refs(folder: Path) -> dict[bytes, str]:
+    """Commits by the names of their refs."""
+    try:
+        with open(folder / "packed-refs", "rb") as file:
+            return {bytes(name): oid.decode() for oid, name in read_packed_refs(file)}
+    except FileNotFoundError:
+        return {}
+
+
+def write_refs(folder: Path, refs: Mapping[bytes, str]) -> None:
+    with replacing(folder / "packed-refs") as file:
+        write_packed_refs(file, {Ref(name): ObjectID(oid.encode()) for name, oid in refs.items()})
+    sync_directory(folder)
+
+
+def read_shallow(folder: Path) -> set[str]:
+    """The commits whose parents were dropped."""
+    try:
+        return set((folder / "shallow").read_text().split())
+    except FileNotFoundError:
+        return set()
+
+
+def write_shallow(folder: Path, commits: Set[str]) -> None:
+    with replacing(folder / "shallow") as file:
+        file.write("".join(f"{commit}\n" for commit in sorted(commits)).encode())
+    sync_directory(folder)

@@ -10,14 +10,13 @@ from collections.abc import Set
 from dulwich.objects import Commit
 
 from ringfence.participants import Change, FileVersion
-from ringfence_sandbox.store.entries import Difference, Entry
-from ringfence_sandbox.store.folders import Folder, differences, load, walk
-from ringfence_sandbox.store.history_objects import HistoryObjects
-from ringfence_sandbox.store.object_ids import COMMIT
-from ringfence_sandbox.store.rows import OID_BYTES, tree_rows
+from ringfence_sandbox.store.entries import COMMIT, OID_BYTES, Difference, Entry
+from ringfence_sandbox.store.objects import HistoryObjects
+from ringfence_sandbox.store.trees import Folder, differences, entry_blobs, load, tree_rows, walk
 from ringfence_sandbox.store.unknown import NOTHING, Unknown
 
 _KEPT_ROOTS = 4
+_LINK = re.compile(rb"^\S+ \S+ \S+ \S+ ([1-9]\d*) ", re.MULTILINE)
 UNKNOWN = b"unknown"
 """The name in a commit's tree of what it does not know, where there is something."""
 
@@ -40,6 +39,10 @@ class States:
         self.objects = objects
         self._roots: dict[str, Folder] = {}
         self._unknown: dict[str, Unknown] = {}
+        self._linked: dict[int, tuple[str, ...]] = {}
+        """By number of a hard-link group, the directories that have had a name of it at a commit that was asked for."""
+        self._linked_at: str | None = None
+        """The commit that was asked for last."""
 
     def remember(self, commit: str, root: Folder, unknown: Unknown) -> None:
         """Keep the root of a commit that is asked for next, most likely, and what it does not know."""
@@ -54,11 +57,8 @@ class States:
         known = self._roots.get(commit)
         if known is not None:
             return known
-        tree = tree_rows(self.objects.raw(bytes.fromhex(read_commit(self.objects, commit).tree.decode()))[1])
-        rows = dict(zip(tree.keys, tree.items, strict=True))
+        rows = tree_rows(self.objects.raw(bytes.fromhex(read_commit(self.objects, commit).tree.decode()))[1])
         folder = load(self.objects, rows[b"meta/"][-OID_BYTES:], rows[b"files/"][-OID_BYTES:])
-        if not folder.files.keys:
-            folder.files_oid = None
         unknown = rows.get(UNKNOWN)
         said = NOTHING if unknown is None else Unknown.from_bytes(self.objects.raw(unknown[-OID_BYTES:])[1])
         self.remember(commit, folder, said)
@@ -73,24 +73,37 @@ class States:
 
     def files(self, commit: str) -> dict[str, Entry]:
         """Everything at a commit by path; the root is ``""``."""
-        return {os.fsdecode(path): entry for path, entry in walk(self.root(commit), self.objects)}
+        return dict(walk(self.root(commit), self.objects))
 
     def linked(self, commit: str, numbers: Set[int]) -> dict[int, list[str]]:
         """All paths of these hard-link groups, sorted."""
+        if numbers:
+            self._find_links(commit)
         found: dict[int, list[str]] = {}
-        # Where a package manager has linked a tree to its cache, nearly every step asks for a few numbers of all that
-        # there are. So a directory's rows are searched as one text before any of them is read.
-        rows = re.compile(rb"^\S+ \S+ \S+ \S+ (?:%s) " % b"|".join(b"%d" % number for number in numbers), re.MULTILINE)
-        waiting = [(b"", self.root(commit))] if numbers else []
-        while waiting:
-            path, folder = waiting.pop()
-            if rows.search(folder.lines.joined):
-                for name, entry in folder.each_file():
-                    if entry.meta.link in numbers:
-                        found.setdefault(entry.meta.link, []).append(os.fsdecode(path + name))
-            inner = ((path + name + b"/", folder.directory(name, self.objects)) for name in folder.directories())
-            waiting += [(place, below) for place, below in inner if below is not None]
+        for number in numbers:
+            for path in self._linked.get(number, ()):
+                folder, prefix = self.folder(commit, path), f"{path}/" if path else ""
+                for name, entry in folder.each_file() if folder is not None else ():
+                    if entry.meta.link == number:
+                        found.setdefault(number, []).append(prefix + os.fsdecode(name))
         return {number: sorted(paths) for number, paths in found.items()}
+
+    def _find_links(self, commit: str) -> None:
+        """Bring `_linked` up to a commit: the first time by all directories, then by what differs."""
+        # Where a package manager has linked a tree to its cache, nearly every file has a number, and a step asks for
+        # a few. So the lines of a directory are searched as one text.
+        before = self._linked_at
+        if before is not None and self.objects.has(bytes.fromhex(before)):  # `gc` may have dropped it
+            changed = ((one.path.rpartition("/")[0], one.after) for one in self.differences(before, commit))
+            found = [(entry.meta.link, path) for path, entry in changed if entry is not None and entry.meta.link]
+        else:
+            texts = entry_blobs(self.objects, self.root(commit).subs.oid)
+            found = [(int(number), path) for path, lines in texts for number in _LINK.findall(lines)]
+        for number, path in found:
+            known = self._linked.get(number, ())
+            if path not in known:
+                self._linked[number] = (*known, path)
+        self._linked_at = commit
 
     def folder(self, commit: str, path: str) -> Folder | None:
         """A directory at a commit; None where it is none."""

@@ -1,4 +1,4 @@
-"""What a commit of the history says, for people in `git log` and for programs: its trailers."""
+"""The commits of the history, and their messages: for people in `git log`, and with trailers for programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
+
+from ringfence_sandbox.store.trees import Folder
+from ringfence_sandbox.store.unknown import NOTHING, Unknown
 
 CommitKind: TypeAlias = Literal["baseline", "step", "external", "aborted"]
 
@@ -48,6 +51,34 @@ class ParsedMessage:
     """Of a step, and 0 of the baseline."""
     paths: tuple[str, ...] | None
     """The changed paths, sorted; None where they were too many to list."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """One commit of the history."""
+
+    commit: str
+    parent: str | None
+    message: ParsedMessage
+
+    @property
+    def number(self) -> int | None:
+        return self.message.number
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A commit whose objects are written, and that is not part of the history yet."""
+
+    commit: str
+    parent: str | None
+    number: int | None
+    newest: int
+    """The number of the newest step with this commit."""
+    root: Folder
+    changed: tuple[str, ...]
+    """The paths whose kind, bytes or permissions changed, sorted; of a step also those that are unknown since it."""
+    unknown: Unknown = NOTHING
 
 
 def format_message(info: CommitInfo, number: int | None, changed: Sequence[tuple[str, str]]) -> bytes:
