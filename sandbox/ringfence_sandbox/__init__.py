@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from ringfence_sandbox.steps.ignored_files import Repository
     from ringfence_sandbox.steps.own_changes import OwnChanges
     from ringfence_sandbox.steps.undo_plan import ReversalOutcome
-    from ringfence_sandbox.store.exports import Export
-    from ringfence_sandbox.store.finding_steps import StepName
-    from ringfence_sandbox.store.shown_history import LogEntry
+    from ringfence_sandbox.store.history_views import Export, LogEntry
+    from ringfence_sandbox.store.step_lookup import StepName
     from ringfence_sandbox.store_roots import describe_replaced_root, record_root
     from ringfence_sandbox.workspace import Reversal, Workspace
 
@@ -79,13 +78,13 @@ __all__ = [
 _MODULES = {
     "CallProcess": "ringfence_sandbox.disk.call_process",
     "CommandResult": "ringfence_sandbox.podman",
-    "Export": "ringfence_sandbox.store.exports",
+    "Export": "ringfence_sandbox.store.history_views",
     "Finding": "ringfence_sandbox.doctor",
     "HistoryStore": "ringfence_sandbox.history_stores",
     "HostFilesystem": "ringfence_sandbox.host",
     "KilledCall": "ringfence_sandbox.calls.killed_calls",
-    "LogEntry": "ringfence_sandbox.store.shown_history",
-    "Network": "ringfence_sandbox.container.network",
+    "LogEntry": "ringfence_sandbox.store.history_views",
+    "Network": "ringfence_sandbox.container.isolation",
     "OwnChanges": "ringfence_sandbox.steps.own_changes",
     "PodmanSandbox": "ringfence_sandbox.podman",
     "Recovered": "ringfence_sandbox.calls.recovery",
@@ -97,7 +96,7 @@ _MODULES = {
     "ScanLimits": "ringfence_sandbox.scan.scan",
     "ShellEnvironment": "ringfence_sandbox.container.commands",
     "StateDirectoryError": "ringfence_sandbox.disk.places",
-    "StepName": "ringfence_sandbox.store.finding_steps",
+    "StepName": "ringfence_sandbox.store.step_lookup",
     "UnfinishedCall": "ringfence_sandbox.calls.half_done",
     "Workspace": "ringfence_sandbox.workspace",
     "allowed_hosts": "ringfence_sandbox.container.network",

@@ -32,10 +32,8 @@ from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
 from ringfence_sandbox.steps.undo_plan import ReversalOutcome
 from ringfence_sandbox.store.commits import CommitRecord
-from ringfence_sandbox.store.exports import Export, mailbox, unified
-from ringfence_sandbox.store.finding_steps import StepFinder, StepName, parent_of
-from ringfence_sandbox.store.named_steps import NamedStep, NamedSteps
-from ringfence_sandbox.store.shown_history import LogEntry, ShownStep, log_entry, shown_step
+from ringfence_sandbox.store.history_views import Export, LogEntry, ShownStep, log_entry, mailbox, shown_step, unified
+from ringfence_sandbox.store.step_lookup import NamedStep, StepLookup, StepName, parent_of
 from ringfence_sandbox.store.store import Store, telling_of_damage
 from ringfence_sandbox.store.store_format import check_format
 from ringfence_sandbox.store_roots import replaced
@@ -106,8 +104,7 @@ class Workspace:
         self.filesystem = filesystem
         self._store = store
         self._history = history
-        self._names = NamedSteps(store)
-        self._find = StepFinder(store, self._names)
+        self._find = StepLookup(store)
         self._process = os.getpid()
         self._closed = False
         self._left_out_first: Mapping[str, tuple[Exclusion, object]] = {}
@@ -313,7 +310,7 @@ class Workspace:
         that git ignores are only counted."""
         with self._looking_alone():
             ignored = None if with_ignored else IgnoredInHistory(self._store, self.root)
-            names = self._names.by_commit()
+            names = self._find.names()
             entries = (
                 (record.parent, log_entry(self._store, record, names.get(record.commit, ())))
                 for record in self._store.commits()
@@ -335,7 +332,7 @@ class Workspace:
     def named_steps(self) -> Sequence[NamedStep]:
         """The named steps, by name."""
         with self._looking_alone():
-            return self._names.all()
+            return self._find.named()
 
     def aborted(self) -> Sequence[LogEntry]:
         """What rollbacks took away, newest first; ``number`` is that of `aborted_step`."""
@@ -547,12 +544,12 @@ class Workspace:
             ValueError: it is no name, or is taken.
         """
         with self._alone("checkpoint"):
-            return self._names.give(name, self._tip())
+            return self._find.give(name, self._tip())
 
     def drop_checkpoint(self, name: str) -> None:
         """Take a name away. The step stays, as long as `gc` keeps it. LookupError where there is no such name."""
         with self._alone("checkpoint"):
-            self._names.drop(name)
+            self._find.drop(name)
 
     def gc(self, keep: int) -> int:
         """Drop what the newest `keep` steps and the named ones do not need; the bytes that this gave back."""

@@ -12,7 +12,7 @@ from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 
 from ringfence.filesystem.ignored import IgnoredPaths
-from ringfence_sandbox.store.shown_history import LogEntry
+from ringfence_sandbox.store.history_views import LogEntry
 from ringfence_sandbox.store.store import Store
 
 GIT = ".git"

@@ -15,7 +15,7 @@ from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.steps.text_merge import merged
 from ringfence_sandbox.store.commits import CommitRecord
 from ringfence_sandbox.store.entries import Entry, blob_id
-from ringfence_sandbox.store.exports import patch_text
+from ringfence_sandbox.store.history_views import patch_text
 from ringfence_sandbox.store.states import States
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.trees import walk
