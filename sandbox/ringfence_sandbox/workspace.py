@@ -26,13 +26,22 @@ from ringfence_sandbox.disk.places import made_outside, store_of
 from ringfence_sandbox.history_stores import forget_temporary_stores, mark_temporary_store
 from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, told_nothing
-from ringfence_sandbox.steps.history_plan import DROPPED, HOLDS_MORE, HistoryPlan, Planner
+from ringfence_sandbox.steps.history_plan import DROPPED, Planner
 from ringfence_sandbox.steps.ignored_files import IgnoredInHistory, Repository, file_at
 from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
-from ringfence_sandbox.steps.undo_plan import ReversalOutcome
+from ringfence_sandbox.steps.undo_plan import HOLDS_MORE, Plan, ReversalOutcome
 from ringfence_sandbox.store.commits import CommitRecord
-from ringfence_sandbox.store.history_views import Export, LogEntry, ShownStep, log_entry, mailbox, shown_step, unified
+from ringfence_sandbox.store.history_views import (
+    Export,
+    LogEntry,
+    ShownStep,
+    log_entry,
+    mailbox,
+    shown_step,
+    split_ignored,
+    unified,
+)
 from ringfence_sandbox.store.step_lookup import NamedStep, StepLookup, StepName, parent_of
 from ringfence_sandbox.store.store import Store, telling_of_damage
 from ringfence_sandbox.store.store_format import check_format
@@ -450,9 +459,7 @@ class Workspace:
             return own
         with self._looking_alone():
             patch = unified(self._store, commit, self._tip(), without=without, ignored=ignored).text
-        changes, hidden = self.changes_since(commit, without=without), list[Change]()
-        if ignored is not None:
-            changes, hidden = ignored.split(changes)
+        changes, hidden = split_ignored(self.changes_since(commit, without=without), ignored)
         return OwnChanges(changes, patch, (), hidden)
 
     def unclear_since(self, commit: str) -> Mapping[str, str]:
@@ -511,14 +518,14 @@ class Workspace:
         made = None if dry_run else self._made(transaction, history)
         return Reversal(plan.outcomes, plan.reasons, made, notes, ignored)
 
-    def _ignored(self, commit: str, plan: HistoryPlan) -> Set[str]:
+    def _ignored(self, commit: str, plan: Plan) -> Set[str]:
         return IgnoredInHistory(self._store, self.root).among(plan.outcomes, commit, self._tip())
 
     def _planner(self, history: StepHistory) -> Planner:
         return Planner(self._store, self._tip(), history.names)
 
     def _write(
-        self, history: StepHistory, plan: HistoryPlan, before: Sequence[str], *, whole: str | None = None
+        self, history: StepHistory, plan: Plan, before: Sequence[str], *, whole: str | None = None
     ) -> Sequence[str]:
         """What could not be brought back besides, in words."""
         writer = TreeWriter(self.filesystem, self._store.states, self._tip(), plan.contents)

@@ -3,51 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 
-from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above, is_dotgit
-from ringfence_sandbox.steps.undo_plan import ReversalOutcome, TreeNow, plan_undo
+from ringfence.filesystem.paths import directories_above, is_dotgit
+from ringfence_sandbox.steps.undo_plan import Plan, reverse_steps
 from ringfence_sandbox.store.commits import CommitRecord
-from ringfence_sandbox.store.entries import Difference, Entry, is_directory
+from ringfence_sandbox.store.entries import Difference
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import Unknown
 
 SOMEBODY_ELSE = "changed since by somebody else"
 DROPPED = "changed since, by a step that `gc` has dropped or by somebody else"
-HOLDS_MORE = "it holds what the history does not have"
-
-
-@dataclass(slots=True)
-class HistoryPlan:
-    """``outcomes`` by path, ``reasons`` for those that stay and for what is somebody else's. ``states`` are to be
-    written, with ``contents`` that no step has."""
-
-    outcomes: dict[str, ReversalOutcome] = field(default_factory=dict[str, ReversalOutcome])
-    reasons: dict[str, str] = field(default_factory=dict[str, str])
-    states: dict[str, Entry | None] = field(default_factory=dict[str, "Entry | None"])
-    contents: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-
-    def stays(self, path: str, reason: str, outcome: ReversalOutcome = "kept") -> None:
-        self.outcomes[path], self.reasons[path] = outcome, reason
-
-    def leave_the_longest(self) -> None:
-        """Leave what has a path that no operation of the filesystem takes: only programs make such."""
-        for path in [path for path in self.states if len(os.fsencode(path)) > MAX_PATH_BYTES]:
-            del self.states[path]
-            self.stays(path, f"its path has more than {MAX_PATH_BYTES} bytes: see to it yourself")
-
-    def keep_what_holds_more(self, names: Callable[[str], Collection[str]]) -> None:
-        """A directory is not removed that holds what the history does not have. ``names`` are those in one now."""
-        for path in sorted(self.states, reverse=True):  # what is in a directory comes before it
-            if not is_directory(self.states[path]):
-                inside = (f"{path}/{name}" for name in names(path))
-                if any(one not in self.states or self.states[one] is not None for one in inside):
-                    del self.states[path]
-                    self.stays(path, HOLDS_MORE)
-
-    def sort(self) -> None:
-        self.outcomes = dict(sorted(self.outcomes.items()))
 
 
 class Planner:
@@ -59,30 +25,22 @@ class Planner:
         self._tip = tip
         self._names = names
 
-    def undo(self, undone: Sequence[CommitRecord], parents: Sequence[str | None]) -> HistoryPlan:
+    def undo(self, undone: Sequence[CommitRecord], parents: Sequence[str | None]) -> Plan:
         """To reverse these steps, newest first; ``parents`` have what was before each."""
         states, tip = self._states, self._tip
-        plan = HistoryPlan()
+        plan = Plan()
         steps: list[list[Difference]] = []
         for record, parent in zip(undone, parents, strict=True):
             found = states.differences(parent, record.commit)
             self._leave_unknown(plan, found, record, states.unknown(parent))
             steps.append(found)
-        known = [[one for one in step if one.path not in plan.reasons] for step in steps]
-        changed_by = self._changed_by(undone)
-        now = TreeNow(lambda path: states.entry(tip, path), lambda path: states.names(tip, path), states.content)
-        found = plan_undo(known, now, changed_by.get)
-        plan.outcomes |= found.outcomes
-        plan.reasons |= found.reasons
-        plan.states, plan.contents = found.states, found.contents
+        reverse_steps(plan, steps, states, tip, self._changed_by(undone))
         plan.leave_the_longest()
         plan.keep_what_holds_more(self._names)
         plan.sort()
         return plan
 
-    def _leave_unknown(
-        self, plan: HistoryPlan, found: Sequence[Difference], record: CommitRecord, was: Unknown
-    ) -> None:
+    def _leave_unknown(self, plan: Plan, found: Sequence[Difference], record: CommitRecord, was: Unknown) -> None:
         made, now = self._states.unknown(record.commit), self._states.unknown(self._tip)
         for path in made.new_since(was):
             if path not in plan.reasons:
@@ -100,9 +58,9 @@ class Planner:
             if difference.changes_content:
                 plan.stays(path, words)
 
-    def restore(self, record: CommitRecord) -> HistoryPlan:
+    def restore(self, record: CommitRecord) -> Plan:
         """To be as after a step. What that did not know becomes what it was when it was next known, if ever."""
-        plan = HistoryPlan()
+        plan = Plan()
         later = self._later_than(record.commit)
         reached = not later or later[-1].parent == record.commit
         changed_by = self._changed_by([record])

@@ -15,7 +15,7 @@ from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.steps.text_merge import merged
 from ringfence_sandbox.store.commits import CommitRecord
 from ringfence_sandbox.store.entries import Entry, blob_id
-from ringfence_sandbox.store.history_views import patch_text
+from ringfence_sandbox.store.history_views import patch_text, split_ignored
 from ringfence_sandbox.store.states import States
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.trees import walk
@@ -55,7 +55,7 @@ def own_changes(
             sketch.make_again(record)
     sketch.make_room()
     found = [change for change in sketch.changes() if change.path not in without]
-    changes, hidden = (found, list[Change]()) if ignored is None else ignored.split(found)
+    changes, hidden = split_ignored(found, ignored)
     patch = patch_text(changes, lambda path: store.states.read(start.commit, path), sketch.content)
     mixed = sorted(sketch.mixed & {change.path for change in changes})
     return OwnChanges(changes, patch, mixed, hidden)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar
 
+from ringfence.filesystem.paths import MAX_PATH_BYTES
 from ringfence_sandbox.steps.text_merge import merged
 from ringfence_sandbox.store.entries import Difference, Entry, blob_id, is_directory
+from ringfence_sandbox.store.states import States
 
 ReversalOutcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
 _ValueT = TypeVar("_ValueT")
 _AS_BEFORE = "it is as it was before already"
 
 
+HOLDS_MORE = "it holds what the history does not have"
+
+
 @dataclass(slots=True)
-class UndoPlan:
-    """``outcomes`` by path: *restored*: brought back, or mended; *removed*, as it was not there before; *kept*, as
+class Plan:
+    """What an undo or a restore is to do.
+
+    ``outcomes`` by path: *restored*: brought back, or mended; *removed*, as it was not there before; *kept*, as
     it is as before already, or holds what stays; *conflict*, as a later step that stays, or somebody else, changed it.
-    ``reasons`` has in words why something is kept or a conflict.
+    ``reasons`` has in words why something is kept or a conflict, and what is somebody else's.
 
     ``states`` are the new states of the paths to write (None: to delete), ``contents`` the bytes by object id that a
     merge made and no step has. Paths with new states and without an outcome only have other times or owners.
@@ -29,49 +37,62 @@ class UndoPlan:
     states: dict[str, Entry | None] = field(default_factory=dict[str, "Entry | None"])
     contents: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
+    def stays(self, path: str, reason: str, outcome: ReversalOutcome = "kept") -> None:
+        self.outcomes[path], self.reasons[path] = outcome, reason
 
-@dataclass(frozen=True, slots=True)
-class TreeNow:
-    """The files as they are now: one path's state, the names in a directory, and the bytes of an object id."""
+    def leave_the_longest(self) -> None:
+        """Leave what has a path that no operation of the filesystem takes: only programs make such."""
+        for path in [path for path in self.states if len(os.fsencode(path)) > MAX_PATH_BYTES]:
+            del self.states[path]
+            self.stays(path, f"its path has more than {MAX_PATH_BYTES} bytes: see to it yourself")
 
-    entry: Callable[[str], Entry | None]
-    names: Callable[[str], Iterable[str]]
-    content: Callable[[str], bytes]
+    def keep_what_holds_more(self, names: Callable[[str], Collection[str]]) -> None:
+        """A directory is not removed that holds what the history does not have. ``names`` are those in one now."""
+        for path in sorted(self.states, reverse=True):  # what is in a directory comes before it
+            if not is_directory(self.states[path]):
+                inside = (f"{path}/{name}" for name in names(path))
+                if any(one not in self.states or self.states[one] is not None for one in inside):
+                    del self.states[path]
+                    self.stays(path, HOLDS_MORE)
+
+    def sort(self) -> None:
+        self.outcomes = dict(sorted(self.outcomes.items()))
 
 
-def plan_undo(
-    steps: Sequence[Sequence[Difference]],
-    now: TreeNow,
-    changed_later: Callable[[str], str | None] = lambda path: None,
-) -> UndoPlan:
-    """How to reverse `steps`, newest first, each given as the paths that it changed with the states before and after.
+def reverse_steps(
+    plan: Plan, steps: Sequence[Sequence[Difference]], states: States, tip: str, changed_later: Mapping[str, str]
+) -> None:
+    """Add to a plan how to reverse `steps`, newest first, each given as what it changed; what the plan keeps, stays.
 
-    ``changed_later`` names the step that stays and has changed a path after those, if there is one.
+    ``tip`` is the commit that has the tree as it is. ``changed_later`` names the step that stays and has changed a path
+    after those, by path.
     """
-    undo = _Undo(now, changed_later)
+    undo = _Undo(plan, states, tip, changed_later)
     for step in steps:
         for path, before, after in step:
             undo.reverse(path, before, after)
     undo.keep_what_is_needed()
     undo.drop_what_has_no_place()
-    plan = undo.plan
-    plan.states = {path: state for path, state in plan.states.items() if state != now.entry(path)}
+    plan.states = {path: state for path, state in plan.states.items() if state != undo.now(path)}
     for path in [path for path, outcome in plan.outcomes.items() if outcome == "restored"]:
-        if same(undo.state(path), now.entry(path)):  # what one step did, another one of these had taken back
-            plan.outcomes[path], plan.reasons[path] = "kept", _AS_BEFORE
+        if same(undo.state(path), undo.now(path)):  # what one step did, another one of these had taken back
+            plan.stays(path, _AS_BEFORE)
         elif undo.state(path) is None:
             plan.outcomes[path] = "removed"
-    return plan
 
 
 class _Undo:
-    def __init__(self, now: TreeNow, changed_later: Callable[[str], str | None]) -> None:
-        self.plan = UndoPlan()
-        self._now = now
+    def __init__(self, plan: Plan, states: States, tip: str, changed_later: Mapping[str, str]) -> None:
+        self.plan = plan
+        self._states = states
+        self._tip = tip
         self._later = changed_later
 
+    def now(self, path: str) -> Entry | None:
+        return self._states.entry(self._tip, path)
+
     def state(self, path: str) -> Entry | None:
-        return self.plan.states[path] if path in self.plan.states else self._now.entry(path)
+        return self.plan.states[path] if path in self.plan.states else self.now(path)
 
     def reverse(self, path: str, before: Entry | None, after: Entry | None) -> None:
         plan, now = self.plan, self.state(path)
@@ -94,7 +115,7 @@ class _Undo:
                 self._refuse(path)
 
     def _refuse(self, path: str, why: str | None = None, *, outcome: ReversalOutcome = "conflict") -> None:
-        later = self._later(path)
+        later = self._later.get(path)
         self.plan.states.pop(path, None)
         self.plan.outcomes[path] = "conflict" if later else outcome
         self.plan.reasons[path] = why or f"changed since by {later or 'somebody else'}"
@@ -125,15 +146,15 @@ class _Undo:
     def _content(self, entry: Entry) -> bytes:
         assert entry.oid is not None, "a file has an object id"
         known = self.plan.contents.get(entry.oid)
-        return known if known is not None else self._now.content(entry.oid)
+        return known if known is not None else self._states.content(entry.oid)
 
     def keep_what_is_needed(self) -> None:
         """A directory with something in it that stays is not deleted, nor made a file."""
         for path in sorted(self.plan.states, reverse=True):
-            state, now = self.plan.states[path], self._now.entry(path)
+            state, now = self.plan.states[path], self.now(path)
             if not is_directory(now) or is_directory(state):
                 continue
-            if any(self.state(f"{path}/{name}") is not None for name in self._now.names(path)):
+            if any(self.state(f"{path}/{name}") is not None for name in self._states.names(self._tip, path)):
                 self._refuse(path, "something in it stays", outcome="kept" if state is None else "conflict")
 
     def drop_what_has_no_place(self) -> None:

@@ -21,8 +21,6 @@ from ringfence_sandbox.store.commits import REPLACED, CommitKind, CommitRecord
 from ringfence_sandbox.store.step_lookup import parent_of
 from ringfence_sandbox.store.store import Store
 
-_BASE64_LINE = 57
-
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
@@ -84,9 +82,7 @@ def log_entry(store: Store, record: CommitRecord, names: Sequence[str], *, apart
 def shown_step(store: Store, record: CommitRecord, ignored: IgnoredPaths | None = None) -> ShownStep:
     parent = parent_of(record)
     patch = unified(store, parent, record.commit, ignored=ignored).text
-    changes, hidden = store.states.changes(parent, record.commit), list[Change]()
-    if ignored is not None:
-        changes, hidden = ignored.split(changes)
+    changes, hidden = split_ignored(store.states.changes(parent, record.commit), ignored)
     made = store.states.unknown(record.commit)
     new = sorted(made.new_since(store.states.unknown(parent)))
     return ShownStep(
@@ -122,12 +118,19 @@ def unified(
 ) -> Export:
     """The changes from one commit (None: an empty tree) to another as a patch for `git apply`, ``without`` paths and
     without ``ignored`` ones."""
-    found = [change for change in store.states.changes(one, other) if change.path not in without]
-    shown, hidden = (found, []) if ignored is None else ignored.split(found)
+    states = store.states
+    found = [change for change in states.changes(one, other) if change.path not in without]
+    shown, hidden = split_ignored(found, ignored)
     changes, left_out = _applicable(shown)
-    text = _patch(store, one, other, changes)
-    unclear = store.states.unclear(one, other)
-    return Export(text, left_out, unclear, changes, [change.path for change in hidden])
+    text = patch_of(
+        changes, lambda path: states.read(one, path) if one is not None else b"", lambda path: states.read(other, path)
+    )
+    return Export(text, left_out, states.unclear(one, other), changes, [change.path for change in hidden])
+
+
+def split_ignored(changes: Sequence[Change], ignored: IgnoredPaths | None) -> tuple[list[Change], list[Change]]:
+    """The changes that are shown, and those of paths that are ``ignored``."""
+    return ([*changes], []) if ignored is None else ignored.split(changes)
 
 
 def patch_text(changes: Iterable[Change], before: Callable[[str], bytes], after: Callable[[str], bytes]) -> bytes:
@@ -137,21 +140,15 @@ def patch_text(changes: Iterable[Change], before: Callable[[str], bytes], after:
 
 def mailbox(store: Store, records: Sequence[CommitRecord], *, ignored: IgnoredPaths | None = None) -> Export:
     """The commits, oldest first, each as a mail; one that changed nothing that a patch can hold has none."""
-    patches: list[tuple[CommitRecord, bytes]] = []
-    left_out: set[str] = set()
-    unknown: dict[str, str] = {}
-    hidden: set[str] = set()
-    for record in records:
-        found = store.states.changes(record.parent, record.commit)
-        shown, now_hidden = (found, []) if ignored is None else ignored.split(found)
-        hidden.update(change.path for change in now_hidden)
-        changes, without = _applicable(shown)
-        left_out.update(without)
-        text = _patch(store, record.parent, record.commit, changes)
-        unknown |= store.states.unclear(record.parent, record.commit)
-        if text:
-            patches.append((record, text))
+    found = [(record, unified(store, record.parent, record.commit, ignored=ignored)) for record in records]
+    patches = [(record, patch.text) for record, patch in found if patch.text]
     mails = (_mail(store, record, text, n, len(patches)) for n, (record, text) in enumerate(patches, 1))
+    left_out, hidden = set[str](), set[str]()
+    unknown: dict[str, str] = {}
+    for _, patch in found:
+        left_out.update(patch.left_out)
+        hidden.update(patch.ignored)
+        unknown |= patch.unknown
     return Export(b"".join(mails), tuple(sorted(left_out)), dict(sorted(unknown.items())), (), sorted(hidden))
 
 
@@ -169,13 +166,6 @@ def _applicable(changes: Iterable[Change]) -> tuple[list[Change], tuple[str, ...
     return takes, tuple(left_out)
 
 
-def _patch(store: Store, one: str | None, other: str, changes: Sequence[Change]) -> bytes:
-    def before(path: str) -> bytes:
-        return store.states.read(one, path) if one is not None else b""
-
-    return patch_of(changes, before, lambda path: store.states.read(other, path))
-
-
 def _mail(store: Store, record: CommitRecord, patch: bytes, number: int, of: int) -> bytes:
     subject, body = store.message_text(record.commit)
     # A line that looks like the beginning of a patch would end the message; a From line would end the mail.
@@ -185,7 +175,7 @@ def _mail(store: Store, record: CommitRecord, patch: bytes, number: int, of: int
     encoding = "8bit"
     if b"\r" in content:
         # On the way through a mail, a carriage return at the end of a line gets lost.
-        encoding, content = "base64", _base64(content)
+        encoding, content = "base64", base64.encodebytes(content)
     header = (
         f"From {record.commit} Mon Sep 17 00:00:00 2001\n"
         f"From: {store.author(record.commit)}\n"
@@ -196,8 +186,3 @@ def _mail(store: Store, record: CommitRecord, patch: bytes, number: int, of: int
         f"Content-Transfer-Encoding: {encoding}\n\n"
     )
     return header.encode() + content + b"\n"
-
-
-def _base64(content: bytes) -> bytes:
-    pieces = (content[at : at + _BASE64_LINE] for at in range(0, len(content), _BASE64_LINE))
-    return b"".join(base64.b64encode(piece) + b"\n" for piece in pieces)

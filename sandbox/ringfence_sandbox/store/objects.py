@@ -80,8 +80,6 @@ class HistoryObjects:
     def __init__(self, folder: Path, *, writable: bool) -> None:
         self._folder = folder
         self._writable = writable
-        self._in_memory: dict[bytes, tuple[int, bytes]] = {}
-        """What was added to a store that is not to be written."""
         self._pack_folder = folder / "objects" / "pack"
         self.log, self.packs = self._open()
         if writable:
@@ -112,9 +110,7 @@ class HistoryObjects:
         return logs[-1] if logs else self._folder / "objects.000001.log"
 
     def has(self, oid: bytes) -> bool:
-        if oid in self.log.objects or oid in self._in_memory:
-            return True
-        return bool(self.packs) and any(RawObjectID(oid) in pack for pack in self.packs)
+        return oid in self.log.objects or any(RawObjectID(oid) in pack for pack in self.packs)
 
     def raw(self, oid: bytes) -> tuple[int, bytes]:
         """The type and the bytes of an object.
@@ -124,8 +120,6 @@ class HistoryObjects:
         """
         if oid in self.log.objects:
             return self._from_log(oid)
-        if oid in self._in_memory:
-            return self._in_memory[oid]
         why = ""
         for pack in self.packs:
             try:
@@ -156,9 +150,6 @@ class HistoryObjects:
         return oid
 
     def _store(self, oid: bytes, type_number: int, raw: bytes, base: DeltaBase | None) -> None:
-        if not self._writable:
-            self._in_memory[oid] = type_number, raw
-            return
         # Only to objects of the same log: it becomes one pack, and a pack must hold what its deltas need.
         if base is not None and len(raw) >= _SMALLEST_DELTA_BYTES and base.oid in self.log.objects:
             depth = self.log.objects[base.oid][2] + 1

@@ -62,13 +62,12 @@ def telling_of_damage(
 
 
 class Store:
-    """The history at a folder. ``damaged_bytes`` were cut off the end of its log when it was opened; ``damage`` says so
-    where they were more than a crash leaves."""
+    """The history at a folder. ``damage`` says what was found unreadable of its log when it was opened, if that is
+    more than a crash leaves."""
 
     def __init__(self, folder: Path, refs: dict[bytes, str], objects: HistoryObjects, *, writable: bool) -> None:
         self.folder = folder
         self.objects = objects
-        self.damaged_bytes = objects.log.damaged_bytes
         self.damage: Final = objects.log.damage
         self._writable = writable
         self._refs = refs
@@ -80,14 +79,11 @@ class Store:
         self._seal_at = SEAL_BYTES
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], *, writable: bool = True, tip: str | None = None) -> Store:
+    def open(cls, folder: str | os.PathLike[str], *, writable: bool = True) -> Store:
         """Open the store at `folder`; a writable one is created if it is not there.
-
-        ``tip`` is the commit that the caller knows as the newest, if that may not have been published before a crash.
 
         Raises:
             FileNotFoundError: there is none, and it is not to be written.
-            LookupError: it does not have the commit ``tip``.
             ValueError: it is damaged.
         """
         path = Path(folder)
@@ -96,14 +92,7 @@ class Store:
         if writable and not ((path / "HEAD").exists() and (path / "objects/pack").is_dir()):
             create_repository(path)
         with telling_of_damage(path):
-            store = cls._opened(path, writable)
-        try:
-            if tip is not None and tip != store.tip:
-                store._name_tip(tip)
-        except BaseException:
-            store.objects.close()
-            raise
-        return store
+            return cls._opened(path, writable)
 
     @classmethod
     def _opened(cls, path: Path, writable: bool) -> Store:
@@ -123,13 +112,6 @@ class Store:
             objects.close()
             raise
         return store
-
-    def _name_tip(self, tip: str) -> None:
-        self.commit(tip)
-        self._set_ref(MAIN, bytes.fromhex(tip))
-        if self._writable:
-            self.objects.log.set_ref(MAIN, bytes.fromhex(tip))
-            self.objects.log.flush()
 
     def _set_ref(self, name: bytes, oid: bytes | None) -> None:
         if oid is None:
@@ -288,27 +270,25 @@ class Store:
         """
         if commit == self.tip or not self._leads_to_tip(self.commit(commit).parent):
             return False
-        self._name_tip(commit)
+        self._record_ref(MAIN, bytes.fromhex(commit))
         self._number = None
         return True
 
     def keep(self, name: str, commit: str) -> None:
-        """Keep a commit, whatever `gc` drops, until `unkeep`; also one that is not part of the history. A store that
-        is not to be written keeps it in memory.
+        """Keep a commit, whatever `gc` drops, until `unkeep`; also one that is not part of the history.
 
         Raises:
             ValueError: the name has something else than letters, digits, "-", "_", "." and "/" in it.
         """
         self.commit(commit)
-        self._set_kept(_kept_ref(name), bytes.fromhex(commit))
+        self._record_ref(_kept_ref(name), bytes.fromhex(commit))
 
     def unkeep(self, name: str) -> None:
-        self._set_kept(_kept_ref(name), None)
+        self._record_ref(_kept_ref(name), None)
 
-    def _set_kept(self, ref: bytes, oid: bytes | None) -> None:
-        if self._writable:
-            self.objects.log.set_ref(ref, oid)
-            self.objects.log.flush()
+    def _record_ref(self, ref: bytes, oid: bytes | None) -> None:
+        self.objects.log.set_ref(ref, oid)
+        self.objects.log.flush()
         self._set_ref(ref, oid)
 
     def aborted(self) -> dict[int, str]:
