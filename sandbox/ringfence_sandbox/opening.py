@@ -22,8 +22,7 @@ from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, Renames, abilities
 from ringfence_sandbox.disk.locking import RootLock, check_locks
 from ringfence_sandbox.disk.outputs import KeptOutputs
 from ringfence_sandbox.disk.places import made_outside, store_of
-from ringfence_sandbox.store.store_format import check_format, note_format
-from ringfence_sandbox.store_roots import record_root
+from ringfence_sandbox.store_roots import check_format, note_format, record_root
 
 if TYPE_CHECKING:
     from ringfence.filesystem.hidden import HiddenFiles

@@ -1,5 +1,7 @@
-"""Stores go by the real path of their workspace. A note in each says which directory that was, so that another one in
-its place is told from it."""
+"""What a store says of itself: the version of its form, and the directory that it is of.
+
+Stores go by the real path of their workspace. By the note another directory in its place is told from it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ringfence_sandbox.disk.kernel import birth_ns
-from ringfence_sandbox.disk.places import store_of
-from ringfence_sandbox.disk.state_files import replacing
+from ringfence_sandbox.disk.places import store_of, unusable
+from ringfence_sandbox.disk.state_files import replacing, sync_directory
 
+FORMAT = 1
+"""Stores without a number are of this form too: it came before the number. Another form is not guessed at."""
+_FORMAT_WORDS = "ringfence store"
+_FORMAT_NAME = "format"
 _NAME = "root"
 
 
@@ -92,5 +98,37 @@ def _look(path: str) -> _Root | None:
 def _read(store: Path) -> _Root | None:
     with suppress(OSError, ValueError):
         path, inode, born_ns = json.loads((store / _NAME).read_bytes())
-        return path, inode, born_ns
-    return None
+    except (OSError, ValueError):
+        return None
+    return _Root(str(path), inode, born_ns)
+
+
+def check_format(store: str) -> None:
+    """Raises ValueError where the store is of a form that is not known here, and OSError where none can be."""
+    try:
+        said = Path(store, _FORMAT_NAME).read_bytes()[:100].decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unusable(store, error) from error
+    if said == f"{_FORMAT_WORDS} {FORMAT}":
+        return
+    words, _, number = said.rpartition(" ")
+    if words == _FORMAT_WORDS and number.isdigit():
+        raise ValueError(
+            f"the store {store} has form {number}, and this version of ringfence knows form {FORMAT}: use the version "
+            "that wrote it, or give another store"
+        )
+    raise ValueError(
+        f"{os.path.join(store, _FORMAT_NAME)} says {said!r}, which is no form of a store: restore that file, "
+        "or give another store"
+    )
+
+
+def note_format(store: str) -> None:
+    """Write the version down, for whoever opens the store next, where that is not done yet."""
+    path = Path(store, _FORMAT_NAME)
+    if not path.exists():
+        with replacing(path) as file:
+            file.write(f"{_FORMAT_WORDS} {FORMAT}\n".encode())
+        sync_directory(path.parent)

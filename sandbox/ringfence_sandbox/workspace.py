@@ -44,8 +44,7 @@ from ringfence_sandbox.store.history_views import (
 )
 from ringfence_sandbox.store.step_lookup import NamedStep, StepLookup, StepName, parent_of
 from ringfence_sandbox.store.store import Store, telling_of_damage
-from ringfence_sandbox.store.store_format import check_format
-from ringfence_sandbox.store_roots import replaced
+from ringfence_sandbox.store_roots import check_format, replaced
 from ringfence_sandbox.tree_writer import TreeWriter
 
 if TYPE_CHECKING:

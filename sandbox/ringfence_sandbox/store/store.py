@@ -33,7 +33,7 @@ from ringfence_sandbox.store.objects import (
     write_shallow,
 )
 from ringfence_sandbox.store.states import UNKNOWN, States, read_commit
-from ringfence_sandbox.store.trees import Builder, Folder, differences, reachable
+from ringfence_sandbox.store.trees import Builder, Folder, reachable
 from ringfence_sandbox.store.unknown import Unknown
 
 MAIN = b"refs/heads/main"
@@ -168,8 +168,11 @@ class Store:
             OSError: it could not be written. The history is as it was.
         """
         parent = after.commit if after is not None else self.tip
-        before = after.root if after is not None else self._tip_root()
-        unknown_before = after.unknown if after is not None else self.states.unknown(self.tip)
+        if after is not None:
+            before, unknown_before = after.root, after.unknown
+        else:
+            before = self.states.root(parent) if parent is not None else None
+            unknown_before = self.states.unknown(parent)
         if unknown is None:
             unknown = unknown_before.knowing({path: state and state.kind for path, state in changes.items()})
         try:
@@ -360,14 +363,10 @@ class Store:
     def step_of(self, record: CommitRecord) -> Step:
         info, paths = record.message.info, record.message.paths
         if paths is None:
-            before = self.states.root(record.parent) if record.parent is not None else None
-            found = differences(before, self.states.root(record.commit), self.objects)
+            found = self.states.differences(record.parent, record.commit)
             paths = tuple(path for path, _ in _changed_paths(found))
         number, commit = record.number or 0, record.commit
         return Step(number, info.tool, info.call_id, info.session_id, info.created_at, paths, commit, info.client)
-
-    def _tip_root(self) -> Folder | None:
-        return self.states.root(self.tip) if self.tip is not None else None
 
     # Keeping it small.
 
