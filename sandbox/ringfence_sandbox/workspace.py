@@ -30,7 +30,7 @@ from ringfence_sandbox.steps.history_plan import DROPPED, Planner
 from ringfence_sandbox.steps.ignored_files import IgnoredInHistory, Repository, file_at
 from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
-from ringfence_sandbox.steps.undo_plan import HOLDS_MORE, Plan, ReversalOutcome
+from ringfence_sandbox.steps.undo_plan import NOT_EMPTY, Plan, ReversalOutcome
 from ringfence_sandbox.store.commits import CommitRecord
 from ringfence_sandbox.store.history_views import (
     Export,
@@ -39,7 +39,6 @@ from ringfence_sandbox.store.history_views import (
     log_entry,
     mailbox,
     shown_step,
-    split_ignored,
     unified,
 )
 from ringfence_sandbox.store.step_lookup import NamedStep, StepLookup, StepName, parent_of
@@ -453,13 +452,7 @@ class Workspace:
                     break
             else:
                 raise LookupError(f"the history does not go back to {commit}")
-            own = own_changes(self._store, records[::-1], sessions, without=without, ignored=ignored)
-        if own is not None:
-            return own
-        with self._looking_alone():
-            patch = unified(self._store, commit, self._tip(), without=without, ignored=ignored).text
-        changes, hidden = split_ignored(self.changes_since(commit, without=without), ignored)
-        return OwnChanges(changes, patch, (), hidden)
+            return own_changes(self._store, records[::-1], sessions, without=without, ignored=ignored)
 
     def unclear_since(self, commit: str) -> Mapping[str, str]:
         """The paths of which that patch cannot say what became of them, with the reasons."""
@@ -529,7 +522,7 @@ class Workspace:
         """What could not be brought back besides, in words."""
         writer = TreeWriter(self.filesystem, self._store.states, self._tip(), plan.contents)
         for path in sorted(writer.write(plan.states, before, whole=whole)):
-            plan.stays(path, HOLDS_MORE)  # only now, or the plan would say so
+            plan.keep(path, NOT_EMPTY)  # only now, or the plan would say so
         if self.filesystem.has_uncommitted:
             history.rewritten = {*plan.states}
         plan.sort()

@@ -32,19 +32,19 @@ class Planner:
         steps: list[list[Difference]] = []
         for record, parent in zip(undone, parents, strict=True):
             found = states.differences(parent, record.commit)
-            self._leave_unknown(plan, found, record, states.unknown(parent))
+            self._keep_unknown(plan, found, record, states.unknown(parent))
             steps.append(found)
         reverse_steps(plan, steps, states, tip, self._changed_by(undone))
-        plan.leave_the_longest()
-        plan.keep_what_holds_more(self._names)
+        plan.keep_overlong_paths()
+        plan.keep_nonempty_directories(self._names)
         plan.sort()
         return plan
 
-    def _leave_unknown(self, plan: Plan, found: Sequence[Difference], record: CommitRecord, was: Unknown) -> None:
+    def _keep_unknown(self, plan: Plan, found: Sequence[Difference], record: CommitRecord, was: Unknown) -> None:
         made, now = self._states.unknown(record.commit), self._states.unknown(self._tip)
         for path in made.new_since(was):
             if path not in plan.reasons:
-                plan.stays(path, f"what step {record.number} made of it is not in the history ({made.why(path)})")
+                plan.keep(path, f"what step {record.number} made of it is not in the history ({made.why(path)})")
         for difference in found:
             path, before, after = difference
             if (why := was.why(path, there=before is not None)) is not None:
@@ -56,7 +56,7 @@ class Planner:
             else:
                 continue
             if difference.changes_content:
-                plan.stays(path, words)
+                plan.keep(path, words)
 
     def restore(self, record: CommitRecord) -> Plan:
         """To be as after a step. What that did not know becomes what it was when it was next known, if ever."""
@@ -70,28 +70,28 @@ class Planner:
         there = (path for path, one in wanted.items() if path in changed_by and one.after and _is_in_dotgit(path))
         above = {one for path in there for one in directories_above(path)}
         for path, reason in unclear.items():
-            plan.stays(path, reason)
+            plan.keep(path, reason)
         for path in tip.new_since(self._states.unknown(record.commit)):
             if path not in wanted and self._states.entry(record.commit, path) is not None:
-                plan.stays(path, f"what it is now is not in the history ({tip.why(path)})")
+                plan.keep(path, f"what it is now is not in the history ({tip.why(path)})")
         no_directories: set[str] = set()
         for difference in sorted(wanted.values(), key=lambda one: one.path):  # what is above comes first
             path, now, state = difference
             why = tip.why(path)
             if why is not None:
                 if difference.changes_content:
-                    plan.stays(path, f"what it is now is not in the history ({why})")
+                    plan.keep(path, f"what it is now is not in the history ({why})")
                 continue
             stays = _is_in_dotgit(path) and path not in changed_by and (now is not None or path not in above)
             if stays and now is not None and now.kind != "directory":
                 no_directories.add(path)
             if not no_directories.isdisjoint(directories_above(path)):
-                plan.stays(path, SOMEBODY_ELSE, "conflict")
+                plan.keep(path, SOMEBODY_ELSE, "conflict")
                 continue
             if not stays:
                 plan.states[path] = state
             if difference.changes_content and stays:
-                plan.stays(path, "git's own data, which no step has changed")
+                plan.keep(path, "git's own data, which no step has changed")
             elif difference.changes_content:
                 plan.outcomes[path] = "restored" if state is not None else "removed"
                 if path not in changed_by:
@@ -99,8 +99,8 @@ class Planner:
                     plan.reasons[path] = theirs if reached else DROPPED
                 elif path in others:
                     plan.reasons[path] = SOMEBODY_ELSE
-        plan.leave_the_longest()
-        plan.keep_what_holds_more(self._names)
+        plan.keep_overlong_paths()
+        plan.keep_nonempty_directories(self._names)
         plan.sort()
         return plan
 

@@ -1,7 +1,7 @@
 """What some commits of a history have changed, without what others have changed in between.
 
-The commits are made again, one after the other, on a sketch of the tree as it was before the first of them: where
-others have changed the same file, what the commit changed is merged into it.
+The commits are replayed, one after the other, on the tree as it was before the first of them: where others have changed
+the same file, what the commit changed is merged into it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.participants import Change, FileVersion
@@ -42,23 +43,24 @@ def own_changes(
     *,
     without: Collection[str] = (),
     ignored: IgnoredPaths | None = None,
-) -> OwnChanges | None:
+) -> OwnChanges:
     """What the steps of these sessions among ``records`` (oldest first, the first of them where it begins) have
-    changed, ``without`` these paths. Who takes steps back by `undo` or `restore` does it for them. None where nobody
-    else has changed anything, so that the first commit and the last one tell all."""
+    changed, ``without`` these paths. Who takes steps back by `undo` or `restore` does it for them."""
     start, *later = records
+    states, end = store.states, records[-1].commit
+    mixed: set[str] = set()
     if all(_is_own(record, sessions) or record.message.paths == () for record in later):
-        return None
-    sketch = _Sketch(store.states, start.commit)
-    for record in later:
-        if _is_own(record, sessions):
-            sketch.make_again(record)
-    sketch.make_room()
-    found = [change for change in sketch.changes() if change.path not in without]
-    changes, hidden = split_ignored(found, ignored)
-    patch = patch_text(changes, lambda path: store.states.read(start.commit, path), sketch.content)
-    mixed = sorted(sketch.mixed & {change.path for change in changes})
-    return OwnChanges(changes, patch, mixed, hidden)
+        found, content = states.changes(start.commit, end), partial(states.read, end)
+    else:
+        replay = _Replay(states, start.commit)
+        for record in later:
+            if _is_own(record, sessions):
+                replay.apply(record)
+        replay.make_room()
+        found, content, mixed = [*replay.changes()], replay.content, replay.mixed
+    changes, hidden = split_ignored([change for change in found if change.path not in without], ignored)
+    patch = patch_text(changes, partial(states.read, start.commit), content)
+    return OwnChanges(changes, patch, sorted(mixed & {change.path for change in changes}), hidden)
 
 
 def _is_own(record: CommitRecord, sessions: Collection[str]) -> bool:
@@ -66,7 +68,7 @@ def _is_own(record: CommitRecord, sessions: Collection[str]) -> bool:
     return info.kind == "step" and (info.session_id in sessions or info.tool in _BY_PEOPLE)
 
 
-class _Sketch:
+class _Replay:
     def __init__(self, states: States, start: str) -> None:
         self._states = states
         self._start = start
@@ -76,7 +78,7 @@ class _Sketch:
         """What came of merging, by object id."""
         self.mixed: set[str] = set()
 
-    def make_again(self, step: CommitRecord) -> None:
+    def apply(self, step: CommitRecord) -> None:
         unclear = self._states.unclear(step.parent, step.commit)
         differences = self._states.differences(step.parent, step.commit)
         found = [one for one in differences if one.path not in unclear and one.changes_content]
@@ -93,7 +95,7 @@ class _Sketch:
         here = self._at(path)
         if new is None or new.kind == "directory":
             return new
-        if old is None and here is None and new.oid is not None:  # what was moved here is what it was on the sketch
+        if old is None and here is None and new.oid is not None:  # what was moved here is what it was in the replay
             moved = gone.get(new.oid)
             if moved is not None and moved.kind == new.kind:
                 return replace(moved, meta=new.meta)

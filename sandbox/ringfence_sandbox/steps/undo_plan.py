@@ -17,7 +17,7 @@ _ValueT = TypeVar("_ValueT")
 _AS_BEFORE = "it is as it was before already"
 
 
-HOLDS_MORE = "it holds what the history does not have"
+NOT_EMPTY = "it holds what the history does not have"
 
 
 @dataclass(slots=True)
@@ -37,23 +37,23 @@ class Plan:
     states: dict[str, Entry | None] = field(default_factory=dict[str, "Entry | None"])
     contents: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
-    def stays(self, path: str, reason: str, outcome: ReversalOutcome = "kept") -> None:
+    def keep(self, path: str, reason: str, outcome: ReversalOutcome = "kept") -> None:
         self.outcomes[path], self.reasons[path] = outcome, reason
 
-    def leave_the_longest(self) -> None:
+    def keep_overlong_paths(self) -> None:
         """Leave what has a path that no operation of the filesystem takes: only programs make such."""
         for path in [path for path in self.states if len(os.fsencode(path)) > MAX_PATH_BYTES]:
             del self.states[path]
-            self.stays(path, f"its path has more than {MAX_PATH_BYTES} bytes: see to it yourself")
+            self.keep(path, f"its path has more than {MAX_PATH_BYTES} bytes: see to it yourself")
 
-    def keep_what_holds_more(self, names: Callable[[str], Collection[str]]) -> None:
+    def keep_nonempty_directories(self, names: Callable[[str], Collection[str]]) -> None:
         """A directory is not removed that holds what the history does not have. ``names`` are those in one now."""
         for path in sorted(self.states, reverse=True):  # what is in a directory comes before it
             if not is_directory(self.states[path]):
                 inside = (f"{path}/{name}" for name in names(path))
                 if any(one not in self.states or self.states[one] is not None for one in inside):
                     del self.states[path]
-                    self.stays(path, HOLDS_MORE)
+                    self.keep(path, NOT_EMPTY)
 
     def sort(self) -> None:
         self.outcomes = dict(sorted(self.outcomes.items()))
@@ -71,12 +71,12 @@ def reverse_steps(
     for step in steps:
         for path, before, after in step:
             undo.reverse(path, before, after)
-    undo.keep_what_is_needed()
-    undo.drop_what_has_no_place()
+    undo.keep_occupied_directories()
+    undo.drop_orphans()
     plan.states = {path: state for path, state in plan.states.items() if state != undo.now(path)}
     for path in [path for path, outcome in plan.outcomes.items() if outcome == "restored"]:
         if same(undo.state(path), undo.now(path)):  # what one step did, another one of these had taken back
-            plan.stays(path, _AS_BEFORE)
+            plan.keep(path, _AS_BEFORE)
         elif undo.state(path) is None:
             plan.outcomes[path] = "removed"
 
@@ -148,7 +148,7 @@ class _Undo:
         known = self.plan.contents.get(entry.oid)
         return known if known is not None else self._states.content(entry.oid)
 
-    def keep_what_is_needed(self) -> None:
+    def keep_occupied_directories(self) -> None:
         """A directory with something in it that stays is not deleted, nor made a file."""
         for path in sorted(self.plan.states, reverse=True):
             state, now = self.plan.states[path], self.now(path)
@@ -157,7 +157,7 @@ class _Undo:
             if any(self.state(f"{path}/{name}") is not None for name in self._states.names(self._tip, path)):
                 self._refuse(path, "something in it stays", outcome="kept" if state is None else "conflict")
 
-    def drop_what_has_no_place(self) -> None:
+    def drop_orphans(self) -> None:
         """Nothing is written where somebody else removed the directory, or put a file in its place."""
         for path in sorted(self.plan.states):
             parent = path.rpartition("/")[0]

@@ -12,7 +12,7 @@ from dulwich.objects import Commit
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.store.entries import COMMIT, OID_BYTES, Difference, Entry
 from ringfence_sandbox.store.objects import HistoryObjects
-from ringfence_sandbox.store.trees import Folder, differences, entry_blobs, load, tree_rows, walk
+from ringfence_sandbox.store.trees import Folder, differences, entry_blobs, entry_of, load, tree_rows, walk
 from ringfence_sandbox.store.unknown import NOTHING, Unknown
 
 _KEPT_ROOTS = 4
@@ -120,14 +120,7 @@ class States:
 
     def entry_in(self, folder: Folder, name: str) -> Entry | None:
         """One name in a directory; "" is the directory itself."""
-        if not name:
-            return Entry("directory", folder.meta)
-        encoded = os.fsencode(name)
-        file = folder.file(encoded)
-        if file is not None:
-            return file
-        below = folder.directory(encoded, self.objects)
-        return None if below is None else Entry("directory", below.meta)
+        return entry_of(folder.child(os.fsencode(name), self.objects) if name else folder)
 
     def names(self, commit: str, path: str) -> list[str]:
         """What is in a directory at a commit; nothing where it is none."""
