@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from ringfence.filesystem.paths import is_dotgit
+from ringfence.filesystem.paths import directories_above, is_dotgit
 from ringfence_sandbox.store.entries import (
     BLOB,
     OID_BYTES,
@@ -262,27 +262,31 @@ class Builder:
             ValueError: something is put into a directory that there is not.
         """
         edits: dict[str, dict[str, Folder | Entry | None]] = {"": {}}
+        filled: set[str] = set()  # the directories that something is put into
         for path, state in changes.items():
             if is_directory(state):
                 _edits_at(path, edits)
             if path:
                 above, _, name = path.rpartition("/")
                 _edits_at(above, edits)[name] = state
-        for path in sorted(edits, reverse=True):
+                if state is not None:
+                    filled.update(("", *directories_above(path)))
+        metas: dict[str, Meta] = {}
+        for path in sorted(edits):  # what is above comes first
+            is_below_gone = path != "" and path.rpartition("/")[0] not in metas
             state = changes[path] if path in changes else entry_of(self._old(path))
-            if path not in changes and state is None:
+            if state is not None and state.kind == "directory" and not is_below_gone:
+                metas[path] = state.meta
+            elif path not in changes and not is_below_gone:
                 shown = _shown(path)
                 raise ValueError(f"{shown} is no directory before this step, so it must be among the changes too")
-            if state is not None and state.kind == "directory":
-                built = self._folder(path, state.meta, edits[path])
-                if not path:
-                    return built
-                above, _, name = path.rpartition("/")
-                edits[above][name] = built
-            elif any(one is not None for one in edits[path].values()):
+            elif path in filled or not path:
                 shown = _shown(path)
                 raise ValueError(f"{shown} is no directory after this step, and yet something is put into it")
-        raise ValueError("the root is a directory, so it cannot become anything else")
+        for path in sorted(metas.keys() - {""}, reverse=True):
+            above, _, name = path.rpartition("/")
+            edits[above][name] = self._folder(path, metas[path], edits[path])
+        return self._folder("", metas[""], edits[""])
 
     def _old(self, path: str) -> Folder | None:
         if path not in self._before:
