@@ -229,7 +229,11 @@ def _each_difference(
     names |= {unescaped(key.removesuffix(b"/")) for key in _changed_keys(one.files, other.files)}
     names |= {_directory_name(key) for key in _changed_keys(one.subs, other.subs) - {_ENTRIES}}
     for name in names:
-        yield from _each_difference(one.child(name, objects), other.child(name, objects), objects, _join(path, name))
+        old, new = one.child(name, objects), other.child(name, objects)
+        if isinstance(old, Folder) or isinstance(new, Folder):
+            yield from _each_difference(old, new, objects, _join(path, name))
+        else:
+            yield Difference(_join(path, name), old, new)
 
 
 def _changed_keys(one: Rows, other: Rows) -> set[bytes]:
@@ -269,8 +273,8 @@ class Builder:
             if path:
                 above, _, name = path.rpartition("/")
                 _edits_at(above, edits)[name] = state
-                if state is not None:
-                    filled.update(("", *directories_above(path)))
+                if state is not None and above not in filled:
+                    filled.update((above, *directories_above(above), ""))
         metas: dict[str, Meta] = {}
         for path in sorted(edits):  # what is above comes first
             is_below_gone = path != "" and path.rpartition("/")[0] not in metas
@@ -313,7 +317,7 @@ class Builder:
             if was is new or (not isinstance(was, Folder) and was == new):
                 continue
             whole = _join(path, name)
-            if entry_of(was) != entry_of(new):
+            if not (isinstance(was, Folder) and isinstance(new, Folder) and was.meta == new.meta):
                 self.found.append(Difference(whole, entry_of(was), entry_of(new)))
             if isinstance(was, Folder) and not isinstance(new, Folder):
                 self.found += (one for one in _each_difference(was, None, self._objects, whole) if one.path != whole)
