@@ -26,11 +26,10 @@ from ringfence_sandbox.disk.places import made_outside, store_of
 from ringfence_sandbox.history_stores import forget_temporary_stores, mark_temporary_store
 from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, told_nothing
-from ringfence_sandbox.steps.history_plan import DROPPED, Planner
 from ringfence_sandbox.steps.ignored_files import IgnoredInHistory, Repository, file_at
 from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
-from ringfence_sandbox.steps.undo_plan import NOT_EMPTY, Plan, ReversalOutcome
+from ringfence_sandbox.steps.undo_plan import DROPPED, NOT_EMPTY, Plan, Planner, ReversalOutcome
 from ringfence_sandbox.store.commits import CommitRecord
 from ringfence_sandbox.store.history_views import (
     Export,

@@ -1,4 +1,7 @@
-"""What an undo does to each path: an algebra over the states before a step, after it, and now."""
+"""What an undo or a restore is to do, told from the history: what that does not know is left alone.
+
+An undo compares the states of each path before a step, after it, and now.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar
 
-from ringfence.filesystem.paths import MAX_PATH_BYTES
+from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above, is_dotgit
 from ringfence_sandbox.steps.text_merge import merged
+from ringfence_sandbox.store.commits import CommitRecord
 from ringfence_sandbox.store.entries import Difference, Entry, blob_id, is_directory
 from ringfence_sandbox.store.states import States
+from ringfence_sandbox.store.store import Store
+from ringfence_sandbox.store.unknown import Unknown
 
 ReversalOutcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
 _ValueT = TypeVar("_ValueT")
 _AS_BEFORE = "it is as it was before already"
-
-
+SOMEBODY_ELSE = "changed since by somebody else"
+DROPPED = "changed since, by a step that `gc` has dropped or by somebody else"
 NOT_EMPTY = "it holds what the history does not have"
 
 
@@ -40,53 +46,191 @@ class Plan:
     def keep(self, path: str, reason: str, outcome: ReversalOutcome = "kept") -> None:
         self.outcomes[path], self.reasons[path] = outcome, reason
 
-    def keep_overlong_paths(self) -> None:
-        """Leave what has a path that no operation of the filesystem takes: only programs make such."""
+    def finish(self, names: Callable[[str], Collection[str]]) -> None:
+        """Keep what cannot be written. ``names`` are those in a directory now."""
+        # Only programs make paths that no operation of the filesystem takes.
         for path in [path for path in self.states if len(os.fsencode(path)) > MAX_PATH_BYTES]:
             del self.states[path]
             self.keep(path, f"its path has more than {MAX_PATH_BYTES} bytes: see to it yourself")
-
-    def keep_nonempty_directories(self, names: Callable[[str], Collection[str]]) -> None:
-        """A directory is not removed that holds what the history does not have. ``names`` are those in one now."""
+        # Nor is a directory removed that holds what the history does not have.
         for path in sorted(self.states, reverse=True):  # what is in a directory comes before it
             if not is_directory(self.states[path]):
                 inside = (f"{path}/{name}" for name in names(path))
                 if any(one not in self.states or self.states[one] is not None for one in inside):
                     del self.states[path]
                     self.keep(path, NOT_EMPTY)
+        self.sort()
 
     def sort(self) -> None:
         self.outcomes = dict(sorted(self.outcomes.items()))
 
 
-def reverse_steps(
-    plan: Plan, steps: Sequence[Sequence[Difference]], states: States, tip: str, changed_later: Mapping[str, str]
-) -> None:
-    """Add to a plan how to reverse `steps`, newest first, each given as what it changed; what the plan keeps, stays.
+class Planner:
+    """Plans from a store, whose newest commit has the tree as it is. ``names`` tells what is in a directory."""
 
-    ``tip`` is the commit that has the tree as it is. ``changed_later`` names the step that stays and has changed a path
-    after those, by path.
-    """
-    undo = _Undo(plan, states, tip, changed_later)
-    for step in steps:
-        for path, before, after in step:
-            undo.reverse(path, before, after)
-    undo.keep_occupied_directories()
-    undo.drop_orphans()
-    plan.states = {path: state for path, state in plan.states.items() if state != undo.now(path)}
-    for path in [path for path, outcome in plan.outcomes.items() if outcome == "restored"]:
-        if same(undo.state(path), undo.now(path)):  # what one step did, another one of these had taken back
-            plan.keep(path, _AS_BEFORE)
-        elif undo.state(path) is None:
-            plan.outcomes[path] = "removed"
+    def __init__(self, store: Store, tip: str, names: Callable[[str], Collection[str]]) -> None:
+        self._store = store
+        self._states = store.states
+        self._tip = tip
+        self._names = names
+
+    def undo(self, undone: Sequence[CommitRecord], parents: Sequence[str | None]) -> Plan:
+        """To reverse these steps, newest first; ``parents`` have what was before each."""
+        states, plan = self._states, Plan()
+        steps: list[list[Difference]] = []
+        for record, parent in zip(undone, parents, strict=True):
+            found = states.differences(parent, record.commit)
+            self._keep_unknown(plan, found, record, states.unknown(parent))
+            steps.append(found)
+        _Undo(plan, states, self._tip, self._changed_by(undone)).run(steps)
+        plan.finish(self._names)
+        return plan
+
+    def _keep_unknown(self, plan: Plan, found: Sequence[Difference], record: CommitRecord, was: Unknown) -> None:
+        made, now = self._states.unknown(record.commit), self._states.unknown(self._tip)
+        for path in made.new_since(was):
+            if path not in plan.reasons:
+                plan.keep(path, f"what step {record.number} made of it is not in the history ({made.why(path)})")
+        for difference in found:
+            path, before, after = difference
+            if (why := was.why(path, there=before is not None)) is not None:
+                words = f"what it was before is not in the history ({why} then)"
+            elif (why := made.why(path, there=after is not None)) is not None:
+                words = f"what step {record.number} made of it is not in the history ({why})"
+            elif (why := now.why(path)) is not None:
+                words = f"what it is now is not in the history ({why})"
+            else:
+                continue
+            if difference.changes_content:
+                plan.keep(path, words)
+
+    def restore(self, record: CommitRecord) -> Plan:
+        """To be as after a step. What that did not know becomes what it was when it was next known, if ever."""
+        plan = Plan()
+        later = self._later_than(record.commit)
+        reached = not later or later[-1].parent == record.commit
+        changed_by = self._changed_by([record])
+        others = {path for one in later if one.number is None for path in self._store.step_of(one).paths}
+        wanted, unclear = self._wanted(record, later)
+        tip = self._states.unknown(self._tip)
+        there = (path for path, one in wanted.items() if path in changed_by and one.after and _is_in_dotgit(path))
+        above = {one for path in there for one in directories_above(path)}
+        for path, reason in unclear.items():
+            plan.keep(path, reason)
+        for path in tip.new_since(self._states.unknown(record.commit)):
+            if path not in wanted and self._states.entry(record.commit, path) is not None:
+                plan.keep(path, f"what it is now is not in the history ({tip.why(path)})")
+        no_directories: set[str] = set()
+        for difference in sorted(wanted.values(), key=lambda one: one.path):  # what is above comes first
+            path, now, state = difference
+            why = tip.why(path)
+            if why is not None:
+                if difference.changes_content:
+                    plan.keep(path, f"what it is now is not in the history ({why})")
+                continue
+            stays = _is_in_dotgit(path) and path not in changed_by and (now is not None or path not in above)
+            if stays and now is not None and now.kind != "directory":
+                no_directories.add(path)
+            if not no_directories.isdisjoint(directories_above(path)):
+                plan.keep(path, SOMEBODY_ELSE, "conflict")
+                continue
+            if not stays:
+                plan.states[path] = state
+            if difference.changes_content and stays:
+                plan.keep(path, "git's own data, which no step has changed")
+            elif difference.changes_content:
+                plan.outcomes[path] = "restored" if state is not None else "removed"
+                if path not in changed_by:
+                    theirs = SOMEBODY_ELSE if now is not None and state is not None else _THEIRS[now is None]
+                    plan.reasons[path] = theirs if reached else DROPPED
+                elif path in others:
+                    plan.reasons[path] = SOMEBODY_ELSE
+        plan.finish(self._names)
+        return plan
+
+    def _wanted(
+        self, record: CommitRecord, later: Sequence[CommitRecord]
+    ) -> tuple[dict[str, Difference], dict[str, str]]:
+        """What differs from now, by path; and what nobody can say that of, with the reasons."""
+        states = self._states
+        wanted: dict[str, Difference] = {}
+        unclear: dict[str, str] = {}
+        asked: list[tuple[str, Unknown]] = []
+
+        def was_unknown(path: str) -> bool:
+            return all(one.why(path, there=states.entry(commit, path) is not None) for commit, one in asked)
+
+        for commit in (record.commit, *(one.commit for one in reversed(later))):
+            unknown = states.unknown(commit)
+            if asked and unknown.reasons == asked[-1][1].reasons:
+                continue
+            for difference in states.differences(self._tip, commit):
+                path = difference.path
+                if path in wanted or not was_unknown(path):
+                    continue
+                why = unknown.why(path, there=difference.after is not None)
+                if why is None:
+                    wanted[path] = difference
+                    unclear.pop(path, None)
+                elif not asked and difference.changes_content:
+                    unclear[path] = f"what it was then is not in the history ({why} then)"
+            if not unknown.reasons:
+                break
+            asked.append((commit, unknown))
+        return wanted, unclear
+
+    def _later_than(self, commit: str) -> list[CommitRecord]:
+        """Newest first."""
+        found: list[CommitRecord] = []
+        for record in self._store.commits():
+            if record.commit == commit:
+                break
+            found.append(record)
+        return found
+
+    def _changed_by(self, undone: Sequence[CommitRecord]) -> dict[str, str]:
+        """The paths that steps changed which came after those, and stay; and the newest of these steps, in words."""
+        commits = {record.commit for record in undone}
+        found: dict[str, str] = {}
+        for record in self._later_than(undone[-1].commit):
+            if record.number and record.commit not in commits:
+                step = self._store.step_of(record)
+                for path in step.paths:
+                    found.setdefault(path, f"step {step.number} ({step.tool})")
+        return found
+
+
+_THEIRS = {False: "somebody else's, made since", True: "removed since by somebody else"}
+
+
+def _is_in_dotgit(path: str) -> bool:
+    return any(is_dotgit(os.fsencode(name)) for name in path.split("/"))
 
 
 class _Undo:
+    """Adds to a plan how to reverse steps. ``tip`` is the commit that has the tree as it is. ``changed_later`` names,
+    by path, the step that stays and has changed it after those."""
+
     def __init__(self, plan: Plan, states: States, tip: str, changed_later: Mapping[str, str]) -> None:
         self.plan = plan
         self._states = states
         self._tip = tip
         self._later = changed_later
+
+    def run(self, steps: Sequence[Sequence[Difference]]) -> None:
+        """Reverse steps, newest first, each given as what it changed; what the plan keeps, stays."""
+        for step in steps:
+            for difference in step:
+                self._reverse(*difference)
+        self._keep_occupied_directories()
+        self._drop_orphans()
+        plan = self.plan
+        plan.states = {path: state for path, state in plan.states.items() if state != self.now(path)}
+        for path in [path for path, outcome in plan.outcomes.items() if outcome == "restored"]:
+            if _same(self.state(path), self.now(path)):  # what one step did, another one of these had taken back
+                plan.keep(path, _AS_BEFORE)
+            elif self.state(path) is None:
+                plan.outcomes[path] = "removed"
 
     def now(self, path: str) -> Entry | None:
         return self._states.entry(self._tip, path)
@@ -94,17 +238,17 @@ class _Undo:
     def state(self, path: str) -> Entry | None:
         return self.plan.states[path] if path in self.plan.states else self.now(path)
 
-    def reverse(self, path: str, before: Entry | None, after: Entry | None) -> None:
+    def _reverse(self, path: str, before: Entry | None, after: Entry | None) -> None:
         plan, now = self.plan, self.state(path)
         if plan.outcomes.get(path, "restored") != "restored":
             return
-        if same(before, after):
+        if _same(before, after):
             # Only times or owners: they go back if nobody touched it since.
             if now == after:
                 plan.states[path] = before
-        elif same(now, after):
+        elif _same(now, after):
             plan.states[path], plan.outcomes[path] = before, "restored"
-        elif same(now, before):
+        elif _same(now, before):
             if plan.outcomes.setdefault(path, "kept") == "kept":
                 plan.reasons[path] = _AS_BEFORE
         else:
@@ -148,7 +292,7 @@ class _Undo:
         known = self.plan.contents.get(entry.oid)
         return known if known is not None else self._states.content(entry.oid)
 
-    def keep_occupied_directories(self) -> None:
+    def _keep_occupied_directories(self) -> None:
         """A directory with something in it that stays is not deleted, nor made a file."""
         for path in sorted(self.plan.states, reverse=True):
             state, now = self.plan.states[path], self.now(path)
@@ -157,7 +301,7 @@ class _Undo:
             if any(self.state(f"{path}/{name}") is not None for name in self._states.names(self._tip, path)):
                 self._refuse(path, "something in it stays", outcome="kept" if state is None else "conflict")
 
-    def drop_orphans(self) -> None:
+    def _drop_orphans(self) -> None:
         """Nothing is written where somebody else removed the directory, or put a file in its place."""
         for path in sorted(self.plan.states):
             parent = path.rpartition("/")[0]
@@ -165,7 +309,7 @@ class _Undo:
                 self._refuse(path, "the directory that it was in is gone")
 
 
-def same(one: Entry | None, other: Entry | None) -> bool:
+def _same(one: Entry | None, other: Entry | None) -> bool:
     """Whether kind, bytes and permissions are the same."""
     return one is other if one is None or other is None else one.same_content(other)
 
