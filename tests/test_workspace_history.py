@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path

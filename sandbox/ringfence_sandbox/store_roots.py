@@ -23,7 +23,6 @@ _FORMAT_WORDS = "ringfence store"
 _FORMAT_NAME = "format"
 _NAME = "root"
 
-
 _Root: TypeAlias = tuple[str, int, int]
 """A directory: its path when it was noted, its inode, and when that was made, in nanoseconds."""
 
@@ -98,9 +97,8 @@ def _look(path: str) -> _Root | None:
 def _read(store: Path) -> _Root | None:
     with suppress(OSError, ValueError):
         path, inode, born_ns = json.loads((store / _NAME).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return _Root(str(path), inode, born_ns)
+        return path, inode, born_ns
+    return None
 
 
 def check_format(store: str) -> None:
