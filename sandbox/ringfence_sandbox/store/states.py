@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
 from dulwich.objects import Commit
 
@@ -151,23 +151,24 @@ class States:
 
     def changes(self, one: str | None, other: str) -> list[Change]:
         """The paths whose kind, bytes or permissions differ between two commits, sorted; but for `unclear` ones."""
-        unclear = self.unclear(one, other)
+        differences = self.differences(one, other)
+        unclear = self._unclear(differences, one, other)
         return [
             Change(found.path, self.version(found.before), self.version(found.after))
-            for found in self.differences(one, other)
+            for found in differences
             if found.path not in unclear and found.changes_content
         ]
 
     def unclear(self, one: str | None, other: str) -> dict[str, str]:
         """The paths whose states differ between two commits, one of which does not know them, with the reasons."""
+        return self._unclear(self.differences(one, other), one, other)
+
+    def _unclear(self, differences: Iterable[Difference], one: str | None, other: str) -> dict[str, str]:
         before, after = self.unknown(one), self.unknown(other)
-        if not before.reasons and not after.reasons:
-            return {}
         found: dict[str, str] = {}
-        for difference in self.differences(one, other):
-            path, old, new = difference
+        for path, old, new in differences if before.reasons or after.reasons else ():
             why = before.why(path, there=old is not None) or after.why(path, there=new is not None)
-            if why is not None and difference.changes_content:
+            if why is not None and (old is None or not old.same_content(new)):
                 found[path] = why
         for path, why in before.reasons.items():  # what is gone, and was known to neither
             if path and why and path not in found and after.why(path) is None and self.entry(other, path) is None:

@@ -16,8 +16,8 @@ _ALL_BELOW = frozenset({"unreadable", "mounted", "too deep", "hidden"})
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """``reasons`` by path: it is not known, nor is anything below it. The one that is nearest counts; an empty one
-    says that the path is known, though what it is in is not."""
+    """Why each path is not known, by path; the reason holds for everything below it. The nearest one above counts: an
+    empty one says that the path is known again, below a directory that is not."""
 
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
 
