@@ -663,9 +663,9 @@ KILLED = """
 import os, signal, sys
 from ringfence_cli.main import main
 from ringfence_cli.receipts_file import ReceiptsFile
-from ringfence_sandbox.calls.call_journal import CallJournal
+from ringfence_sandbox.transaction.call_log import CallLog
 
-outcome, write_commit, call = sys.argv.pop(1), CallJournal.commit, ReceiptsFile.call
+outcome, write_commit, call = sys.argv.pop(1), CallLog.commit, ReceiptsFile.call
 
 
 def killed(journal, recorded):
@@ -684,7 +684,7 @@ def killed_late(file, receipt, plan, answer):
 if outcome.startswith("ended"):
     ReceiptsFile.call = killed_late
 else:
-    CallJournal.commit = killed
+    CallLog.commit = killed
 main()
 """
 

@@ -318,7 +318,7 @@ def save_anew(path: Path) -> None:
 @pytest.mark.parametrize("path", ["a.txt", "d/new.txt"])
 def test_an_edit_after_a_killed_rollback_stays(case: Case, path: str, save: Callable[[Path], None]) -> None:
     saved_over: set[str] = set()
-    for point in kill_points(9):
+    for point in kill_points(4):
         case.fresh()
         if not killed_at(point, case.rolled_back(write_several)):
             break

@@ -12,7 +12,7 @@ from ringfence.errors import ToolValidationError
 from ringfence.filesystem.patch import SYMLINK, FilePatch, apply_patch
 from ringfence.filesystem.patch_text import parse_patch
 from ringfence.filesystem.paths import directories_above, display_path, escape_path, is_link, os_error, path_message
-from ringfence.filesystem.protocol import AnnouncedWrites, Filesystem
+from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.tool import ContentOf, Itself, ToolContext, Written
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_tools.handlers import FileHandlers, check_length, describe_excess_size, describe_missing
@@ -85,8 +85,6 @@ class PatchHandler(FileHandlers):
             raise ToolValidationError("\n".join(("the patch does not apply, and nothing was changed:", *listed)))
         if not plan.changes:
             raise ToolValidationError("the patch changes nothing: every file is already as it says")
-        if isinstance(filesystem, AnnouncedWrites):
-            filesystem.announce(plan.writes)
         for change in plan.changes:
             change()
         return ToolResult.ok(PatchedFiles(tuple(plan.files)), f"patched {plural(len(plan.files), 'file')}")
@@ -117,8 +115,6 @@ class _Plan:
         self.problems: list[str] = []
         self.files: list[PatchedFile] = []
         self.changes: list[Callable[[], object]] = []
-        self.writes: dict[str, bytes] = {}
-        """The writes in order. If a file is written more than once, the first write."""
         self._filesystem = filesystem
         self._find = find
         self._nodes: dict[str, _Node | None] = {}
@@ -160,8 +156,6 @@ class _Plan:
                 self._nodes[path] = None
             now, after = self._node(target), _patch_node(patch, before, patched.content)
             if now != after:
-                if not after.is_link and (now is None or now.content != after.content):
-                    self.writes.setdefault(target, after.content)
                 self._plan(target, after, partial(self._put, target, now, after))
         if len(self.changes) > planned:
             action = _action(patch, before, renamed=target != path)

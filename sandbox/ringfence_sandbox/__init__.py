@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringfence.errors import SandboxUnavailableError
-    from ringfence_sandbox.calls.half_done import UnfinishedCall, unfinished_calls
-    from ringfence_sandbox.calls.killed_calls import KilledCall
-    from ringfence_sandbox.calls.recovery import Recovered
     from ringfence_sandbox.container.commands import ShellEnvironment
     from ringfence_sandbox.container.images import build_images
     from ringfence_sandbox.container.isolation import SandboxLimits
@@ -32,6 +29,9 @@ if TYPE_CHECKING:
     from ringfence_sandbox.store.history_views import Export, LogEntry
     from ringfence_sandbox.store.step_lookup import StepName
     from ringfence_sandbox.store_roots import describe_replaced_root, record_root
+    from ringfence_sandbox.transaction.half_done import UnfinishedCall, unfinished_calls
+    from ringfence_sandbox.transaction.killed_calls import KilledCall
+    from ringfence_sandbox.transaction.recovery import Recovered
     from ringfence_sandbox.workspace import Reversal, Workspace
 
 __all__ = [
@@ -82,12 +82,12 @@ _MODULES = {
     "Finding": "ringfence_sandbox.doctor",
     "HistoryStore": "ringfence_sandbox.history_stores",
     "HostFilesystem": "ringfence_sandbox.host",
-    "KilledCall": "ringfence_sandbox.calls.killed_calls",
+    "KilledCall": "ringfence_sandbox.transaction.killed_calls",
     "LogEntry": "ringfence_sandbox.store.history_views",
     "Network": "ringfence_sandbox.container.isolation",
     "OwnChanges": "ringfence_sandbox.steps.own_changes",
     "PodmanSandbox": "ringfence_sandbox.podman",
-    "Recovered": "ringfence_sandbox.calls.recovery",
+    "Recovered": "ringfence_sandbox.transaction.recovery",
     "Repository": "ringfence_sandbox.steps.ignored_files",
     "Reversal": "ringfence_sandbox.workspace",
     "ReversalOutcome": "ringfence_sandbox.steps.undo_plan",
@@ -97,7 +97,7 @@ _MODULES = {
     "ShellEnvironment": "ringfence_sandbox.container.commands",
     "StateDirectoryError": "ringfence_sandbox.disk.places",
     "StepName": "ringfence_sandbox.store.step_lookup",
-    "UnfinishedCall": "ringfence_sandbox.calls.half_done",
+    "UnfinishedCall": "ringfence_sandbox.transaction.half_done",
     "Workspace": "ringfence_sandbox.workspace",
     "allowed_hosts": "ringfence_sandbox.container.network",
     "build_images": "ringfence_sandbox.container.images",
@@ -112,7 +112,7 @@ _MODULES = {
     "record_root": "ringfence_sandbox.store_roots",
     "store_directory": "ringfence_sandbox.disk.places",
     "stores": "ringfence_sandbox.history_stores",
-    "unfinished_calls": "ringfence_sandbox.calls.half_done",
+    "unfinished_calls": "ringfence_sandbox.transaction.half_done",
 }
 
 

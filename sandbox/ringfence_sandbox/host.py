@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import stat
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -45,20 +45,20 @@ from ringfence.participants import (
     Step,
     Transactional,
 )
-from ringfence_sandbox.calls.history import History
-from ringfence_sandbox.calls.operation import NOT_ROLLED_BACK, is_full
-from ringfence_sandbox.calls.recovery import Recovered
-from ringfence_sandbox.calls.seen import relinked
-from ringfence_sandbox.calls.states import Mark, State, Token
 from ringfence_sandbox.disk.call_process import CallProcess
 from ringfence_sandbox.disk.confined import Confined, Found, is_reserved, open_file, sha256_of
 from ringfence_sandbox.disk.kernel import Abilities, birth_ns
 from ringfence_sandbox.disk.listing import Listing, read_text
 from ringfence_sandbox.disk.outputs import KeptOutputs, is_output
 from ringfence_sandbox.disk.places import said_only_this_host
-from ringfence_sandbox.host_writes import HostWrites
+from ringfence_sandbox.edits import Edits
 from ringfence_sandbox.opening import Opened
 from ringfence_sandbox.restore_writes import RestoreWrites
+from ringfence_sandbox.transaction.changes import History
+from ringfence_sandbox.transaction.operation import NOT_ROLLED_BACK, is_full
+from ringfence_sandbox.transaction.read_set import relinked
+from ringfence_sandbox.transaction.recovery import Recovered
+from ringfence_sandbox.transaction.transactions import Savepoint, SnapshotPoint
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -75,8 +75,7 @@ Durability = Literal["process", "power"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSnapshot(FilesystemSnapshot):
     opened: Opened = field(repr=False, compare=False)
-    state: State = field(repr=False, compare=False)
-    token: Token = field(repr=False, compare=False)
+    point: SnapshotPoint = field(repr=False, compare=False)
 
 
 class HostFilesystem(Transactional):
@@ -145,8 +144,8 @@ class HostFilesystem(Transactional):
         self._call = call
         self.lock = opened.lock
         self._files: Confined = opened.files
-        self._core = opened.core
-        self._changes = HostWrites(opened.core, opened.can)
+        self._transactions = opened.transactions
+        self._edits = Edits(opened.transactions, opened.can)
         self._hidden: HiddenTree | None = opened.hidden
         self._listing = Listing(opened.files, opened.hidden)
 
@@ -226,7 +225,7 @@ class HostFilesystem(Transactional):
     @property
     def has_uncommitted(self) -> bool:
         """Whether a call that is running has changed anything."""
-        return self._core.has_deeds
+        return self._transactions.has_changes
 
     @property
     def recovered(self) -> Recovered | None:
@@ -257,7 +256,7 @@ class HostFilesystem(Transactional):
             os.close(descriptor)
         call = self._current_call()
         if call is not None and not call.ended:  # a policy asks before the handler runs
-            self._core.seen.note(call, place, found, sha256)
+            self._transactions.read_set.note(call, place, found, sha256)
         return sha256
 
     def read(self, path: str, *, offset: int = 0, limit: int | None = None, encoding: str = "utf-8") -> ReadResult:
@@ -378,15 +377,8 @@ class HostFilesystem(Transactional):
         with self.lock.mutex:
             self._admit()
             self._check_change(normal, content)
-            self._changes.write(normal, content, mode, create_parents)
+            self._edits.write(normal, content, mode, create_parents)
         return WriteResult(normal, len(content), mode)
-
-    def announce(self, writes: Mapping[str, bytes]) -> None:
-        """Say what `write_bytes` is about to be given, in this order: with ``durability="power"`` all of it waits for
-        the disk once. It promises nothing, and what comes otherwise is done as ever."""
-        with self.lock.mutex:
-            self._admit()
-            self._changes.announce({normalise(path): content for path, content in writes.items()})
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
         normal = normalise(path)
@@ -395,14 +387,14 @@ class HostFilesystem(Transactional):
         with self.lock.mutex:
             self._admit()
             self._check_change(normal, follow=False)
-            self._changes.delete(normal, recursive)
+            self._edits.delete(normal, recursive)
 
     def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
         normal = normalise(path)
         with self.lock.mutex:
             self._admit()
             self._check_change(normal, follow=False)
-            self._changes.mkdir(normal, parents, exist_ok)
+            self._edits.mkdir(normal, parents, exist_ok)
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
         old, new = normalise(source), normalise(target)
@@ -411,7 +403,7 @@ class HostFilesystem(Transactional):
         with self.lock.mutex:
             self._admit()
             self._check_move(old, new)
-            self._changes.move(old, new, overwrite)
+            self._edits.move(old, new, overwrite)
 
     def chmod(self, path: str, mode: int) -> None:
         check_permission_bits(mode)
@@ -419,7 +411,7 @@ class HostFilesystem(Transactional):
         with self.lock.mutex:
             self._admit()
             self._check_change(normal)
-            self._changes.chmod(normal, mode)
+            self._edits.chmod(normal, mode)
 
     def symlink(self, path: str, target: str) -> None:
         check_link_target(target)
@@ -427,43 +419,41 @@ class HostFilesystem(Transactional):
         with self.lock.mutex:
             self._admit()
             self._check_change(normal, follow=False)
-            self._changes.symlink(normal, target)
+            self._edits.symlink(normal, target)
 
     @contextmanager
     def restore_writes(self) -> Generator[RestoreWrites]:
         """For whoever brings files back from the history; inside of a call, like every change."""
         with self.lock.mutex:
             self._admit()
-            yield RestoreWrites(self._core, self._changes)
+            yield RestoreWrites(self._edits)
 
     # -- states
 
     def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot:
         with self.lock.mutex:
-            state, token = self._core.snapshot()
+            point = self._transactions.snapshot()
         name = f"disk-{next(self._snapshots)}"
-        return HostSnapshot(
-            name, datetime.now(UTC), name, self.root, None, tag, opened=self._opened, state=state, token=token
-        )
+        return HostSnapshot(name, datetime.now(UTC), name, self.root, None, tag, opened=self._opened, point=point)
 
     def restore(self, snapshot: FilesystemSnapshot) -> None:
-        state = self._state(snapshot)
+        point = self._point(snapshot)
         with self.lock.mutex:
             self._admit()
-            self._core.restore(state)
+            self._transactions.restore(point)
 
-    def changes(self, since: FilesystemSnapshot | Mark) -> Sequence[Change]:
+    def changes(self, since: FilesystemSnapshot | Savepoint) -> Sequence[Change]:
         self._opened.check_open()
         with self.lock.mutex:
-            if isinstance(since, Mark):
-                return self._core.changes_since_mark(since)
-            return self._core.changes_since(self._state(since))
+            if isinstance(since, Savepoint):
+                return self._transactions.changes_since_savepoint(since)
+            return self._transactions.changes_since(self._point(since))
 
-    def begin(self, call: CallInfo) -> Mark:
+    def begin(self, call: CallInfo) -> Savepoint:
         self._opened.check_open()
         self._opened.check_there()
         with self.lock.mutex:
-            return self._core.begin(call.call_id, call.tool, opaque=call.opaque and not self.read_only)
+            return self._transactions.begin(call.call_id, call.tool, opaque=call.opaque and not self.read_only)
 
     def note_process(self, process: CallProcess) -> int:
         """Have a process on record whose end is the end of all that the running opaque call started: after a crash
@@ -479,35 +469,35 @@ class HostFilesystem(Transactional):
         """
         with self.lock.mutex:
             self._admit()
-            return self._core.note_process(process)
+            return self._transactions.note_process(process)
 
-    def contents(self, mark: Mark) -> Contents | None:
-        changed = self._core.changed_files(mark)
+    def contents(self, mark: Savepoint) -> Contents | None:
+        changed = self._transactions.changed_files(mark)
         return None if changed is None else (changed.before, changed.after)
 
-    def commit(self, mark: Mark, receipt: Receipt) -> Step | None:
+    def commit(self, mark: Savepoint, receipt: Receipt) -> Step | None:
         self._opened.check_open()
         with self.lock.mutex:
-            return self._core.commit(mark, receipt)
+            return self._transactions.commit(mark, receipt)
 
-    def rollback(self, mark: Mark) -> RollbackReport:
+    def rollback(self, mark: Savepoint) -> RollbackReport:
         if self._opened.is_forked:  # the call is the parent's, which goes on with it
             return CLEAN
         # A thread of the call that is in the middle of a change finishes it first.
         with self.lock.mutex:
             try:
-                return self._core.rollback(mark)
+                return self._transactions.rollback(mark)
             except OSError as error:
                 if is_full(error):
                     raise OSError(error.errno, f"{error.strerror}: {NOT_ROLLED_BACK}") from error
                 raise
 
-    def _state(self, snapshot: FilesystemSnapshot) -> State:
+    def _point(self, snapshot: FilesystemSnapshot) -> SnapshotPoint:
         if not isinstance(snapshot, HostSnapshot) or snapshot.opened is not self._opened:
             raise SnapshotRestoreError(
                 f"the snapshot {snapshot.snapshot_id!r} is of another filesystem, or one that nobody holds any more"
             )
-        return snapshot.state
+        return snapshot.point
 
     # -- shared by these
 
@@ -578,7 +568,7 @@ class HostFilesystem(Transactional):
         if call is not None and not call.sealed:
             sha256 = hashlib.sha256(content).hexdigest()
             call.note_read(self.lock, place, sha256)
-            self._core.seen.note(call, place, found, sha256)
+            self._transactions.read_set.note(call, place, found, sha256)
 
 
 def _prefix(normal: str) -> str:

@@ -12,10 +12,6 @@ from typing import TYPE_CHECKING
 
 from ringfence.filesystem.paths import check_names_are_utf8
 from ringfence.participants import CallLock
-from ringfence_sandbox.calls.core import Core
-from ringfence_sandbox.calls.history import History
-from ringfence_sandbox.calls.journal import Journal
-from ringfence_sandbox.calls.recovery import STAMP, Recovered, Recovery
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.hidden_tree import HiddenTree, rule_of
 from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, Renames, abilities
@@ -23,6 +19,10 @@ from ringfence_sandbox.disk.locking import RootLock, check_locks
 from ringfence_sandbox.disk.outputs import KeptOutputs
 from ringfence_sandbox.disk.places import made_outside, store_of
 from ringfence_sandbox.store_roots import check_format, note_format, record_root
+from ringfence_sandbox.transaction.changes import History
+from ringfence_sandbox.transaction.journal import Journal
+from ringfence_sandbox.transaction.recovery import STAMP, Recovered, Recovery
+from ringfence_sandbox.transaction.transactions import Transactions
 
 if TYPE_CHECKING:
     from ringfence.filesystem.hidden import HiddenFiles
@@ -76,7 +76,7 @@ class Opened:
                 self.hidden = HiddenTree(self.files, rule)
                 if self._own_history is not None:  # made by the recovery, which knows what was hidden then
                     self._own_history.hidden = self.hidden
-            self.core = Core(
+            self.transactions = Transactions(
                 self.files,
                 self.can,
                 self._journal,
@@ -188,7 +188,7 @@ class Opened:
             self._release()
             return
         try:
-            self.core.close()
+            self.transactions.close()
         except OSError as error:
             error.add_note(f"{self.root} stays open: close it again when that is mended, or end the process")
             raise

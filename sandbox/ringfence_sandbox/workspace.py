@@ -18,8 +18,6 @@ from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.participants import Change, Step, Transactional
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Transaction, tool_transaction
-from ringfence_sandbox.calls.half_done import UnfinishedCall, unfinished_call
-from ringfence_sandbox.calls.killed_calls import KilledCall, forget_killed, killed_calls
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import abilities
 from ringfence_sandbox.disk.places import made_outside, store_of
@@ -43,6 +41,8 @@ from ringfence_sandbox.store.history_views import (
 from ringfence_sandbox.store.step_lookup import NamedStep, StepLookup, StepName, parent_of
 from ringfence_sandbox.store.store import Store, telling_of_damage
 from ringfence_sandbox.store_roots import check_format, replaced
+from ringfence_sandbox.transaction.half_done import UnfinishedCall, unfinished_call
+from ringfence_sandbox.transaction.killed_calls import KilledCall, forget_killed, killed_calls
 from ringfence_sandbox.tree_writer import TreeWriter
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfence.filesystem.hidden import HiddenFiles
-    from ringfence_sandbox.calls.recovery import Recovered
+    from ringfence_sandbox.transaction.recovery import Recovered
 
 
 @dataclass(frozen=True, slots=True)

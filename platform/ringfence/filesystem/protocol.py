@@ -7,7 +7,7 @@ and no method changes a byte that it was not asked to change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
@@ -288,18 +288,6 @@ class Filesystem(Protocol):
 
     def changes(self, since: FilesystemSnapshot) -> Sequence[Change]:
         """The differences between ``since`` and now, sorted by path. A directory comes before its content."""
-        ...
-
-
-@runtime_checkable
-class AnnouncedWrites(Protocol):
-    """The optional protocol of a filesystem that can prepare many writes together more cheaply than one by one."""
-
-    def announce(self, writes: Mapping[str, bytes]) -> None:
-        """Prepare calls of `write_bytes` with these contents, in this order. No file changes.
-
-        The caller need not make the writes. Raises OSError if a file cannot be prepared, as the write would.
-        """
         ...
 
 

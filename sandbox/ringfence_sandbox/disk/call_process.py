@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ringfence.errors import RestoreFailedError
 from ringfence_sandbox.disk.kernel import boot_id
-from ringfence_sandbox.disk.records import Json
+from ringfence_sandbox.disk.state import Json
 
 PATIENCE_SECONDS = 10.0
 OWNER_LABEL = "io.ringfence.owner"

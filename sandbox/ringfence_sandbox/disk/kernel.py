@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
 import platform
 import re
@@ -176,7 +177,7 @@ class Renames:
         if self._call(tree, name, holding, slot, _RENAME_EXCHANGE):
             return
         self.in_steps = True
-        old = slot + _BEFORE_EXCHANGE
+        old = next(free for n in itertools.count() if not exists(holding, free := f"{slot}{_BEFORE_EXCHANGE}{n}"))
         if not self._link(tree, name, holding, old):
             os.rename(name, old, src_dir_fd=tree, dst_dir_fd=holding)  # for a moment none of the two is at the name
         try:
@@ -188,27 +189,8 @@ class Renames:
             raise
         failpoint("rename")
         os.rename(old, slot, src_dir_fd=holding, dst_dir_fd=holding)
-
-    def is_cut_off(self, holding: int, slot: str) -> bool:
-        """Whether an `exchange` ended between its renames, where it is made of several."""
-        return exists(holding, slot + _BEFORE_EXCHANGE)
-
-    def settle(self, tree: int | None, name: str, holding: int, slot: str) -> None:
-        """Complete or take back one that `is_cut_off`; where its directory is gone (None), or somebody else's at the
-        name, what was there before comes to be held."""
-        old = slot + _BEFORE_EXCHANGE
-        there = None if tree is None else lstat(tree, name)
-        if exists(holding, slot):
-            if tree is not None and there is None:
-                self.rename(holding, old, tree, name)
-                return
-            failpoint("unlink")
-            if there is not None and there.st_ino == os.lstat(old, dir_fd=holding).st_ino:
-                os.unlink(old, dir_fd=holding)
-                return
-            os.unlink(slot, dir_fd=holding)
-        failpoint("rename")
-        os.rename(old, slot, src_dir_fd=holding, dst_dir_fd=holding)
+        with suppress(FileNotFoundError):  # of one file, two names: none was renamed
+            os.unlink(old, dir_fd=holding)
 
     def _link(self, source: int, old: str, target: int, new: str) -> bool:
         """False where nothing there, or no directory, may have two names."""

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from ringfence_sandbox.disk.kernel import birth_ns, boot_id
-from ringfence_sandbox.disk.records import Json
+from ringfence_sandbox.disk.state import Json
 
 _ANOTHER = "name another place for it in the environment variable RINGFENCE_STATE_DIR"
 ELSEWHERE = f"{_ANOTHER}, or a program with store="

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from ringfence_sandbox.disk.records import Json
+from ringfence_sandbox.disk.state import Json
 from ringfence_sandbox.opaque.displaced import Displaced
 from ringfence_sandbox.scan.scan import Exclusion, ScanResult
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, attributes_from_json, attributes_json

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TypeGuard
 
 from ringfence.participants import Change, FileVersion
-from ringfence_sandbox.calls.history import ChangedFiles, ScannedStates, noting_failure
 from ringfence_sandbox.disk.confined import Confined, is_reserved, open_file, sha256_of
 from ringfence_sandbox.disk.kernel import free_bytes, set_mode, sync_filesystem
 from ringfence_sandbox.opaque.before_after import Aborted, After, Before, Differs, Left, is_only_time
@@ -31,6 +30,7 @@ from ringfence_sandbox.store.entries import Entry, Pending, blob_id, is_director
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.trees import walk
 from ringfence_sandbox.store.unknown import Unknown
+from ringfence_sandbox.transaction.changes import ChangedFiles, ScannedStates, noting_failure
 
 KEPT_BYTES = 1 << 30
 """Of one call's new files: beyond it only names and hashes are kept of what is taken back."""

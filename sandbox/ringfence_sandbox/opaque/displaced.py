@@ -1,26 +1,26 @@
-"""What deeds hold while a program runs that can reach it: it is looked at, stored and brought back as the tree is."""
+"""What typed calls have displaced while a program runs that can reach it: stored and brought back as the tree is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
 from ringfence_sandbox.disk.confined import is_reserved
-from ringfence_sandbox.disk.records import Deed, Json
+from ringfence_sandbox.disk.state import Json
+from ringfence_sandbox.transaction.hold import Holding
 
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """The name of a holding directory, and its slots that belong to deeds, each with the path that it is of."""
+    """The name of a holding directory, and its slots, each with the path that it is of."""
 
     holding: str = ""
     slots: Mapping[int, str] = field(default_factory=dict[int, str])
 
     @classmethod
-    def by(cls, deeds: Iterable[Deed], holding: str | None) -> Displaced:
-        slots = {deed.slot: deed.path for deed in deeds if deed.slot >= 0}
-        return cls(holding or "", slots) if holding is not None and slots else cls()
+    def by(cls, holding: Holding | None) -> Displaced:
+        return cls(holding.name, {**holding.paths}) if holding is not None and holding.paths else cls()
 
     def has(self, place: str) -> bool:
         """Whether a place in the workspace is one of these, or below one."""

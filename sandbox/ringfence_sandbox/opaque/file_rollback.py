@@ -9,8 +9,6 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ringfence_sandbox.calls.deed_rollback import RolledBack
-from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.disk.confined import UNREACHABLE, Confined
 from ringfence_sandbox.disk.kernel import failpoint, set_mode
 from ringfence_sandbox.disk.new_files import write_all
@@ -19,6 +17,8 @@ from ringfence_sandbox.scan.stat_cache import attributes_of
 from ringfence_sandbox.steps.metadata import apply_metadata
 from ringfence_sandbox.store.entries import Entry, blob_id, is_directory
 from ringfence_sandbox.store.states import States
+from ringfence_sandbox.transaction.hold import Holding
+from ringfence_sandbox.transaction.restore import RestoreReport
 
 IN_THE_WAY = UNREACHABLE | {errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.EXDEV, errno.EPERM}
 """What the system says where somebody else's is at a path, or on the way to it, or what nobody may replace: a file that
@@ -35,7 +35,7 @@ class FileRollback:
         before: Before,
         items: Mapping[str, Differs],
         make_holding: Callable[[], Holding],
-        done: RolledBack,
+        done: RestoreReport,
     ) -> None:
         self.times_ns: dict[str, int] = {}
         """Of directories that somebody else has changed, the time that stays."""

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from ringfence_sandbox.calls.holding import Holding
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import failpoint
 from ringfence_sandbox.opaque.before_after import Left
 from ringfence_sandbox.scan.stat_cache import attributes_of
 from ringfence_sandbox.steps.metadata import apply_metadata
 from ringfence_sandbox.store.entries import Meta
+from ringfence_sandbox.transaction.hold import Holding
 
 MOST_OPEN = 64
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -1,19 +1,15 @@
-"""The opaque calls that are open in one workspace, by the deed that each began with."""
+"""The opaque calls that are open in one workspace, by number."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ringfence.participants import Change
-from ringfence_sandbox.calls.deed_rollback import Hold, Note, RolledBack
-from ringfence_sandbox.calls.history import ChangedFiles
-from ringfence_sandbox.calls.holding import Holding
-from ringfence_sandbox.calls.states import led_to, since_opaque
 from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Renames, birth_ns
-from ringfence_sandbox.disk.records import Deed, Json
+from ringfence_sandbox.disk.state import Json
 from ringfence_sandbox.opaque.before_after import Aborted, After, Before, Differs, is_only_time
 from ringfence_sandbox.opaque.brackets import Brackets
 from ringfence_sandbox.opaque.choosing import Chosen, Judge
@@ -24,7 +20,13 @@ from ringfence_sandbox.opaque.scanned_files import ScannedFiles
 from ringfence_sandbox.opaque.tree_rollback import TreeRollback
 from ringfence_sandbox.scan.scan import clock_ahead_ns
 from ringfence_sandbox.store.entries import Entry, is_directory
+from ringfence_sandbox.transaction.changes import ChangedFiles
+from ringfence_sandbox.transaction.hold import Hold, Holding
+from ringfence_sandbox.transaction.restore import RestoreReport
+from ringfence_sandbox.transaction.undo_log import Epoch, is_below, rebased
 
+Note = Callable[[Mapping[str, Json]], None]
+"""Writes a record into the journal, if there is room."""
 MOST_LISTED = 20
 """Paths in a note; the rest is counted."""
 
@@ -39,7 +41,7 @@ class OpaqueCalls:
         self._stamp = stamp
         self._before: dict[int, Before] = {}
         self._after: dict[int, tuple[int, After]] = {}
-        """With the number of the last deed that there was."""
+        """With the version of the workspace that was looked at."""
         self._tried: dict[int, set[str]] = {}
         self._open: dict[int, KeptOpen] = {}
         self.contained = False
@@ -54,13 +56,15 @@ class OpaqueCalls:
         """The descriptor of the file that is stamped while one is open."""
         return self._stamp.descriptor
 
-    def begin(self, early: ChangedFiles | None, deeds: Sequence[Deed], holding: Holding | None) -> Before:
-        """Look at the tree and store it, before a call and after those deeds. OSError: it cannot be."""
-        displaced = Displaced.by(deeds, None if holding is None else holding.name)
-        inodes = _inodes(self._files, since_opaque(deeds))
+    def begin(self, early: ChangedFiles | None, epochs: Sequence[Epoch], holding: Holding | None) -> Before:
+        """Look at the tree and store it, before a call and after what typed calls have done. OSError: it cannot be."""
+        displaced = Displaced.by(holding)
+        inodes = _inodes(self._files, epochs)
         shared: set[int] = set()
         if holding is not None and displaced.slots:
-            known = {one.inode for deed in deeds for one in (deed.new, deed.old) if one is not None}
+            records = [record for epoch in epochs for record in epoch.records.values()]
+            known = {one.inode for record in records for one in (record.before, *record.afters) if one is not None}
+            known |= {epoch.move.inode for epoch in epochs if epoch.move is not None}
             for place, found in holding.entries():
                 if displaced.has(place):
                     alone = stat.S_ISDIR(found.st_mode) or found.st_nlink == 1
@@ -74,11 +78,11 @@ class OpaqueCalls:
         self._stamp.start()
         return before
 
-    def begun(self, deed: Deed, before: Before) -> None:
-        """The journal has the deed that a call begins with."""
+    def begun(self, number: int, before: Before) -> None:
+        """The journal has the record that a call begins with."""
         self._stamp.begun()
-        self._before[deed.seq] = before
-        self._open[deed.seq] = kept = KeptOpen()
+        self._before[number] = before
+        self._open[number] = kept = KeptOpen()
         kept.open(self._files, before.left.items())
 
     def sealed(self) -> None:
@@ -101,43 +105,37 @@ class OpaqueCalls:
             self._stamp.stop()
             self.contained = False
 
-    def changes(self, deeds: Sequence[Deed], early: Sequence[Change]) -> list[Change]:
-        """Look at the tree; what changed since a call began, which the first of these deeds is of, and the last of all
-        deeds is the last. ``early`` had changed before, in a call around it."""
-        before, after = self._before[deeds[0].seq], self._look(deeds)
+    def changes(self, number: int, version: int, early: Sequence[Change]) -> list[Change]:
+        """Look at the tree; what changed since a call began. ``early`` had changed before, in a call around it."""
+        before, after = self._before[number], self._look(number, version)
         return _merged(early, self._brackets.changes(before, after))
 
-    def scanned(self, deeds: Sequence[Deed], early: Sequence[Change]) -> ScannedFiles:
+    def scanned(self, number: int, version: int, early: Sequence[Change]) -> ScannedFiles:
         """What changed, for a history; as `changes` saw it, if it was asked."""
-        before, after = self._before[deeds[0].seq], self._seen(deeds) or self._look(deeds)
+        before, after = self._before[number], self._seen(number, version) or self._look(number, version)
         return self._brackets.scanned(before, after, _merged(early, self._brackets.changes(before, after)))
 
-    def differs(self, deeds: Sequence[Deed]) -> bool:
+    def differs(self, number: int, version: int) -> bool:
         """Whether anything is not as it was when a call began, be it the time of a file; as `changes` saw it."""
-        after = self._seen(deeds)
+        after = self._seen(number, version)
         return after is None or not all(map(is_only_time, after.differing))
 
-    def _look(self, deeds: Sequence[Deed]) -> After:
-        before = self._before[deeds[0].seq]
+    def _look(self, number: int, version: int) -> After:
+        before = self._before[number]
         after = self._brackets.after(before)
         if self.contained:
             after = self._brackets.disarmed(before, after)
-        self._after[deeds[0].seq] = deeds[-1].seq, after
+        self._after[number] = version, after
         return after
 
-    def look_again(self) -> None:
-        """Deeds are being undone, which gives files that come back another ctime."""
-        self._after.clear()
-
-    def _seen(self, deeds: Sequence[Deed]) -> After | None:
+    def _seen(self, number: int, version: int) -> After | None:
         """What a look at the tree has found, unless calls have gone on since."""
-        last, after = self._after.get(deeds[0].seq, (-1, None))
-        return after if last == deeds[-1].seq else None
+        last, after = self._after.get(number, (-1, None))
+        return after if last == version else None
 
-    def take_back(self, deeds: Sequence[Deed], hold: Hold, note: Note, *, tool: str, call_id: str) -> RolledBack:
+    def take_back(self, number: int, version: int, hold: Hold, note: Note, *, tool: str, call_id: str) -> RestoreReport:
         """Bring the tree back to where a call began. OSError: it could not be completed, and may be tried again."""
-        deed = deeds[0]
-        before, after, tried = self._before[deed.seq], self._seen(deeds), self._tried.get(deed.seq)
+        before, after, tried = self._before[number], self._seen(number, version), self._tried.get(number)
         if after is None or tried is not None:
             after = self._brackets.after(before)
 
@@ -152,12 +150,12 @@ class OpaqueCalls:
 
         chosen = Chosen(self._files, before, after, judge)
         paths = sorted(chosen.items)
-        self._tried[deed.seq] = {*paths, *(tried or ())}
-        way = self._way(before, after, chosen, hold, self._open.get(deed.seq))
-        way.copied = lambda old, new: note({"copied": [old, new], "before": deed.seq})
+        self._tried[number] = {*paths, *(tried or ())}
+        way = self._way(before, after, chosen, hold, self._open.get(number))
+        way.copied = lambda old, new: note({"copied": [old, new], "before": number})
         aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
-        done = self._go(way, deed, _told(paths, after), aborted, note)
-        self._forget(deed.seq)
+        done = self._go(way, number, _told(paths, after), aborted, note)
+        self._forget(number)
         self._know_again(done.became)
         return done
 
@@ -171,7 +169,8 @@ class OpaqueCalls:
 
     def recover(
         self,
-        deed: Deed,
+        number: int,
+        commit: str,
         more: bytes,
         became: Mapping[int, int],
         kept: str | None,
@@ -181,7 +180,7 @@ class OpaqueCalls:
         *,
         tool: str,
         call_id: str,
-    ) -> RolledBack:
+    ) -> RestoreReport:
         """`take_back` for a call whose process was killed; ``became`` has the inodes of what was copied back since it
         began, and ``kept`` is the commit that an earlier try has kept.
 
@@ -189,7 +188,7 @@ class OpaqueCalls:
             LookupError: the store does not have the state before the call.
             OSError: it could not be completed.
         """
-        before = self._brackets.recovered(deed.commit, more)
+        before = self._brackets.recovered(commit, more)
         before.know_again(became)
         after, opened = self._brackets.made_readable(before, self._brackets.after(before))
         known = self._brackets.kept_states(before, kept)
@@ -209,7 +208,7 @@ class OpaqueCalls:
             aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
         else:
             aborted = self._brackets.kept_as(kept)
-        return self._go(way, deed, _told(paths, after), aborted, note)
+        return self._go(way, number, _told(paths, after), aborted, note)
 
     def _way(
         self, before: Before, after: After, chosen: Chosen, hold: Hold, kept_open: KeptOpen | None = None
@@ -225,28 +224,32 @@ class OpaqueCalls:
             kept_open=kept_open or KeptOpen(),
         )
 
-    def _go(self, way: TreeRollback, deed: Deed, told: Sequence[str], aborted: Aborted, note: Note) -> RolledBack:
+    def _go(self, way: TreeRollback, number: int, told: Sequence[str], aborted: Aborted, note: Note) -> RestoreReport:
         told = [path for path in told if not is_reserved(path)]
-        note({"taking back": deed.seq, "kept": aborted.commit})
+        note({"taking back": number, "kept": aborted.commit})
         done = way.run()
         said = way.before.displaced.said
         done.conflicts = {said(path) for path in done.conflicts}
         done.displaced = {said(path): slot for path, slot in done.displaced.items()}
         self._brackets.sync()
         became: Json = [[old, new] for old, new in done.became.items()]
-        note({"undone": deed.seq, "became": became, "conflicts": [*done.conflicts], "displaced": {**done.displaced}})
+        note({"undone": number, "became": became, "conflicts": [*done.conflicts], "displaced": {**done.displaced}})
         done.notes[:0] = [*_said(told, aborted), *aborted.notes]
         return done
 
 
-def _inodes(files: Confined, deeds: Sequence[Deed]) -> dict[str, int]:
-    """The inodes at the places where what deeds were about is now."""
+def _inodes(files: Confined, epochs: Sequence[Epoch]) -> dict[str, int]:
+    """The inodes at the places where what typed calls have changed is now, by place."""
+    last = max((number for number, epoch in enumerate(epochs) if epoch.opaque is not None), default=-1)
     found: dict[str, int] = {}
-    for number, deed in enumerate(deeds):
-        for path in (deed.path, deed.to):
-            place = led_to(path, deeds[number + 1 :])
-            there = None if place is None else files.look(place)
-            if place is not None and there is not None:
+    for number, epoch in enumerate(epochs[last + 1 :], last + 1):
+        for path in [*epoch.records, *((epoch.move.old,) if epoch.move is not None else ())]:
+            place = path
+            for later in epochs[number:]:
+                if later.move is not None and (place == later.move.old or is_below(place, later.move.old)):
+                    place = rebased(place, later.move.old, later.move.new)
+            there = None if is_reserved(place) else files.look(place)
+            if there is not None:
                 found[place] = there.st_ino
     return found
 

@@ -12,8 +12,8 @@ import threading
 import time
 from contextlib import suppress
 
-from ringfence_sandbox.calls.recovery import RUNS
 from ringfence_sandbox.disk.state_files import not_written
+from ringfence_sandbox.transaction.recovery import RUNS
 
 SECONDS_BETWEEN = 1.0
 GRACE_NS = 3_000_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringfence.participants import Change
-from ringfence_sandbox.calls.history import ChangedFiles, ScannedStates
 from ringfence_sandbox.opaque.before_after import After
 from ringfence_sandbox.store.entries import Entry
 from ringfence_sandbox.store.store import Store
+from ringfence_sandbox.transaction.changes import ChangedFiles, ScannedStates
 
 
 class ScannedFiles(ChangedFiles):

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Final
 
-from ringfence_sandbox.calls.deed_rollback import Hold, RolledBack
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Renames, failpoint, lstat, set_mode
 from ringfence_sandbox.opaque.before_after import After, Before, Left
@@ -24,6 +23,8 @@ from ringfence_sandbox.opaque.kept_open import KeptOpen
 from ringfence_sandbox.scan.stat_cache import stamp_of
 from ringfence_sandbox.store.entries import Entry, is_directory
 from ringfence_sandbox.store.states import States
+from ringfence_sandbox.transaction.hold import Hold
+from ringfence_sandbox.transaction.restore import RestoreReport
 
 
 class TreeRollback:
@@ -49,7 +50,7 @@ class TreeRollback:
         self._states = states
         self.before: Final = before
         self._after = after
-        self._done = RolledBack(chosen.conflicts)
+        self._done = RestoreReport(chosen.conflicts)
         self._items = chosen.items
         self._modes = chosen.modes
         self._stays = chosen.stays
@@ -72,7 +73,7 @@ class TreeRollback:
             if min(now.meta.mtime_ns, ctimes_ns.get(path, here.st_ctime_ns)) > limit_ns:
                 self._file_rollback.times_ns[path] = now.meta.mtime_ns
 
-    def run(self) -> RolledBack:
+    def run(self) -> RestoreReport:
         """Bring back what was chosen. OSError: something could not be; it may be tried again."""
         self._index_held()
         sources = self._sources()
@@ -168,7 +169,7 @@ class TreeRollback:
                     os.unlink(name, dir_fd=at)
                 elif path in self._after.found.excluded:  # nobody knows what is in it, all of it is the call's
                     holding = self._make_holding()
-                    self._renames.rename(at, name, holding.descriptor, str(holding.new_slot()))
+                    self._renames.rename(at, name, holding.descriptor, str(holding.new_slot(path)))
                 else:
                     failpoint("rmdir")
                     os.rmdir(name, dir_fd=at)
@@ -366,7 +367,7 @@ class TreeRollback:
                 with self._files.parent(place) as (at, name):
                     self._renames.rename(at, name, holding.descriptor, str(slot))
                 self._done.conflicts.add(path)
-                self._done.displaced[path] = slot
+                self._done.displaced[path] = holding.place(slot)
         self._done.became.update(self._kept_open.became)
 
     def _moved(self, place: str, path: str) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from ringfence_sandbox.disk.records import Json
+from ringfence_sandbox.disk.state import Json
 from ringfence_sandbox.disk.state_files import replacing
 from ringfence_sandbox.store.entries import Entry
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from ringfence.participants import Change, FileVersion
-from ringfence_sandbox.calls.differences import STAMP
-from ringfence_sandbox.calls.history import ChangedFiles, RolledBackCall
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.steps.step_states import all_above
 from ringfence_sandbox.store.commits import CommitInfo
 from ringfence_sandbox.store.entries import Entry, Meta, Pending, is_directory
 from ringfence_sandbox.store.store import ABORTED, Store
+from ringfence_sandbox.transaction.changes import STAMP, ChangedFiles, RolledBackCall
 
 MOST_ABORTED = 50
 KEPT_BYTES = 8 << 20

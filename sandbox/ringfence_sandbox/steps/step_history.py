@@ -14,7 +14,6 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from ringfence.participants import Step
-from ringfence_sandbox.calls.history import ChangedFiles, History, Recorded, RolledBackCall, ScannedStates
 from ringfence_sandbox.disk.confined import Confined, Looks, is_reserved
 from ringfence_sandbox.disk.hidden_tree import HiddenTree
 from ringfence_sandbox.disk.kernel import failpoint
@@ -35,6 +34,7 @@ from ringfence_sandbox.store.commits import REPLACED, CommitInfo, PreparedStep
 from ringfence_sandbox.store.entries import Entry, Pending
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import Unknown
+from ringfence_sandbox.transaction.changes import ChangedFiles, History, Recorded, RolledBackCall, ScannedStates
 
 if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt

@@ -13,12 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ringfence.participants import Change, FileVersion
-from ringfence_sandbox.calls.history import ChangedFiles
 from ringfence_sandbox.disk.confined import Confined, Looks
 from ringfence_sandbox.scan.scan import ScanLimits
 from ringfence_sandbox.store.entries import Entry, Meta, Pending, blob_id, is_directory, link_number
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import NOTHING, Unknown
+from ringfence_sandbox.transaction.changes import ChangedFiles
 
 if TYPE_CHECKING:
     from ringfence_sandbox.store.trees import Folder

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringfence_sandbox.disk.kernel import failpoint
-from ringfence_sandbox.disk.records import Json
+from ringfence_sandbox.disk.state import Json
 from ringfence_sandbox.disk.state_files import kept_damaged, not_written, sync_directory
 
 _MAGIC = b"ringfence journal 1\n"
@@ -82,9 +82,9 @@ class Journal:
         """A new journal at the same path, after this one was closed and moved away."""
         return Journal(self.path, sync=self._sync)
 
-    def named(self, seq: int) -> str:
-        """A name for a deed that no deed of another journal has."""
-        return f"{self._nonce.hex()}-{seq}"
+    def named(self, began_ns: int, position: int) -> str:
+        """A name for a call that no call of another journal has."""
+        return f"{self._nonce.hex()}-{began_ns}-{position}"
 
     @property
     def size_bytes(self) -> int:
@@ -158,14 +158,14 @@ class Journal:
     def _checksum(self, at: int, payload: bytes) -> int:
         return zlib.crc32(payload, zlib.crc32(_ALIGN.pack(at), self._nonce_checksum))
 
-    def append(self, *records: Mapping[str, Json] | str, blob: bytes = b"", reserve: int = _RESERVE_BYTES) -> None:
-        """Write records, or JSON text of some, in one go; ``blob`` belongs to the last. OSError (no space): none is
+    def append(self, *records: Mapping[str, Json], blob: bytes = b"", reserve: int = _RESERVE_BYTES) -> None:
+        """Write records in one go; ``blob`` belongs to the last. OSError (no space): none is
         written."""
         at = end = self._end
         parts: list[bytes] = []
         last = len(records) - 1
         for place, values in enumerate(records):
-            payload = (values if isinstance(values, str) else _json(values)).encode()
+            payload = _json(values).encode()
             text_size = len(payload)
             if blob and place == last:
                 payload += blob
@@ -204,7 +204,7 @@ class Journal:
             failpoint("fsync journal")
             os.fdatasync(self._file)
 
-    def note(self, *records: Mapping[str, Json] | str) -> None:
+    def note(self, *records: Mapping[str, Json]) -> None:
         """`append` for a rollback, which goes on where even the reserve is used up: undoing can be repeated."""
         with suppress(OSError):
             self.append(*records, reserve=0)

@@ -11,26 +11,31 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ringfence.errors import RestoreFailedError
-from ringfence_sandbox.calls.deed_rollback import Hold, RolledBack, undo_deeds
-from ringfence_sandbox.calls.deed_runner import DeedRunner
-from ringfence_sandbox.calls.differences import Differences
-from ringfence_sandbox.calls.history import DeedsChanges, History, RolledBackCall, noting_failure
-from ringfence_sandbox.calls.holding import Holding
-from ringfence_sandbox.calls.holding_cleanup import drop_holding, keep_displaced, said_of_unknown
-from ringfence_sandbox.calls.journal import Journal
-from ringfence_sandbox.calls.journal_replay import Replay
-from ringfence_sandbox.calls.killed_calls import KilledCall, note_killed
-from ringfence_sandbox.calls.operation import NOT_ROLLED_BACK, is_full
-from ringfence_sandbox.calls.power_loss import repair_torn
-from ringfence_sandbox.calls.states import led_to
 from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Abilities, Renames
-from ringfence_sandbox.disk.records import Deed, Json, undone_json
+from ringfence_sandbox.disk.state import Json, State
+from ringfence_sandbox.transaction.changes import (
+    History,
+    RolledBackCall,
+    TypedChanges,
+    Written,
+    noting_failure,
+    states_inside,
+)
+from ringfence_sandbox.transaction.directory_times import DirectoryTimes
+from ringfence_sandbox.transaction.hold import Hold, Holding, drop_holding, said_of_unknown
+from ringfence_sandbox.transaction.journal import Journal
+from ringfence_sandbox.transaction.killed_calls import KilledCall, note_killed
+from ringfence_sandbox.transaction.operation import NOT_ROLLED_BACK, is_full
+from ringfence_sandbox.transaction.power_loss import repair_torn
+from ringfence_sandbox.transaction.replay import Replay
+from ringfence_sandbox.transaction.restore import Restore, RestoreReport
+from ringfence_sandbox.transaction.transactions import keep_conflicts
+from ringfence_sandbox.transaction.undo_log import last_slot
 
 if TYPE_CHECKING:
     from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
@@ -41,7 +46,6 @@ STAMP = "alive"
 RUNS = b"runs"
 """What is in it behind the stamp while the journal has such a call."""
 
-_TOLD_BY_PLACE = frozenset({"put", "take", "swap", "move"})
 _MOMENT_NS = 2_000_000_000
 
 
@@ -85,9 +89,7 @@ class Recovery:
         self._opaque = opaque
         self._stamp = os.path.join(os.path.dirname(journal.path), STAMP)
         self._notes = [journal.cut] if journal.cut is not None else []
-        self._runner = DeedRunner(files, can)
-        self._runner.thorough = True
-        self._runner.lost_power = self._replay.lost_power
+        self._held: Holding | None = None
 
     def run(self) -> tuple[Recovered | None, Journal]:
         """Bring the tree to the state before the open call, or after it where it was committed; the journal to go on
@@ -111,7 +113,7 @@ class Recovery:
             for process in replay.processes:
                 process.end()
             recovered = self._roll_back(replay.call)
-            if replay.doubtful:  # deeds of which nobody knows may have displaced something, which is there
+            if replay.doubtful:  # changes of which nobody knows may have displaced something, which is there
                 del replay.holdings[-1:]
         damaged = self._repair_torn() if replay.lost_power else ()
         self._remove_unknown_holdings()
@@ -152,13 +154,13 @@ class Recovery:
         payload = replay.done[-1].payload if replay.committed else None
         commit = None if payload is None else payload.get("history")
         killed = KilledCall(
-            self._journal.named(replay.noted[0].seq if replay.noted else -1),
+            self._journal.named(replay.began_ns, 0),
             *call,
             committed=replay.committed,
             commit=commit if isinstance(commit, str) else None,
             conflicts=recovered.conflicts,
             notes=recovered.notes,
-            at=(replay.at or datetime.now(UTC)).isoformat(),
+            at=replay.at.isoformat(),
         )
         with suppress(OSError):  # for want of space, say: the recovery must go on
             note_killed(Path(os.path.dirname(self._journal.path)), killed)
@@ -182,48 +184,53 @@ class Recovery:
     # -- going back
 
     def _roll_back(self, call: tuple[str, str]) -> Recovered:
-        replay, runner = self._replay, self._runner
-        for deed in replay.noted:
-            runner.note_swap(deed)
-        first = next((n for n, deed in enumerate(replay.deeds) if deed.kind == "opaque"), len(replay.deeds))
+        replay = self._replay
+        first = next((n for n, epoch in enumerate(replay.epochs) if epoch.opaque is not None), len(replay.epochs))
         was_removed = self._find_holding(first)
-        taken = RolledBack()
-        if first < len(replay.deeds):
+        taken = RestoreReport()
+        if first < len(replay.epochs):
             taken = self._take_back(call, first)
-            del replay.deeds[first:]
-        lost = self._lost() if was_removed else []
+            del replay.epochs[first:]
+            for epoch in replay.epochs:
+                epoch.remap(taken.became)
         if not was_removed and not replay.lost_power:
-            self._keep_taken(call)
+            self._keep_changes(call)
         self._spare_times()
-        undone = undo_deeds(runner, replay.deeds, 0, self._note_undone)
-        if undone.errors:
-            failures = [(error.filename or call[0], _said(error)) for error in undone.errors]
-            raise RestoreFailedError(failures)
-        undone.displaced.update(replay.met.displaced | taken.displaced)
-        undone.moved += replay.met.moved
-        undone.conflicts |= replay.met.conflicts
-        self._notes += [*taken.notes, *runner.notes]
-        self._notes += keep_displaced(runner.holding, undone, replay.noted, self._kept)
-        if lost:
-            self._notes.append(f"somebody removed the displaced files: what was at {', '.join(lost)} is lost")
-        if runner.holding is not None:
-            runner.holding.close()
-        return Recovered("rolled back", *call, tuple(sorted(taken.conflicts | undone.conflicts | set(lost))))
-
-    def _note_undone(self, deeds: Sequence[Deed], conflict: str | None) -> None:
-        self._journal.note(undone_json(deeds, conflict))
+        times = DirectoryTimes(self._files)
+        restore = Restore(
+            self._files,
+            self._renames,
+            Hold(self._held, self._make_holding),
+            times,
+            thorough=True,
+            lost_power=replay.lost_power,
+        )
+        restore.report.moved |= replay.moved
+        report = restore.run(replay.epochs, undone=lambda count: self._journal.note(restore.report.to_json(count)))
+        if report.errors:
+            raise RestoreFailedError([(error.filename or call[0], _said(error)) for error in report.errors])
+        report.displaced |= replay.displaced | taken.displaced
+        report.conflicts |= replay.conflicts
+        self._notes += [*taken.notes, *report.notes]
+        if self._held is not None:
+            self._notes += keep_conflicts(self._held, report, self._kept)
+            self._held.close()
+        return Recovered("rolled back", *call, tuple(sorted(taken.conflicts | report.conflicts)))
 
     def _find_holding(self, first_opaque: int) -> bool:
         """Open the holding directory of the open call, or make it again; whether somebody had removed it."""
         was_removed = False
-        deeds = self._replay.deeds
         for name in self._replay.holdings[-1:]:
             there = self._files.look(name)
-            if there is not None or any(deed.slot >= 0 for deed in deeds[:first_opaque]):
+            if there is not None or any(not epoch.is_empty for epoch in self._replay.epochs[:first_opaque]):
                 was_removed = there is None or not stat.S_ISDIR(there.st_mode)
-                last = max((deed.slot for deed in deeds), default=-1)
-                self._runner.holding = Holding.found(self._files, name, last)
+                self._held = Holding.found(self._files, name, last_slot(self._replay.epochs))
         return was_removed
+
+    def _make_holding(self) -> Holding:
+        if self._held is None:
+            self._held = self._new_holding()
+        return self._held
 
     def _new_holding(self) -> Holding:
         holding = Holding.noted(self._files, self._write, os.path.dirname(self._journal.path))
@@ -234,51 +241,63 @@ class Recovery:
         self._journal.append(record, reserve=0)
         self._journal.flush()
 
-    def _keep_taken(self, call: tuple[str, str]) -> None:
+    def _keep_changes(self, call: tuple[str, str]) -> None:
         """Have the history keep what the call had changed, unless the rollback that was killed has done so."""
-        deeds = [*self._replay.deeds]
-        while deeds and self._is_not_done(deeds[-1]):
-            deeds.pop()
-        if self._history is None or not deeds or not call[0]:
+        replay = self._replay
+        if self._history is None or not replay.has_changes or not call[0]:
             return
         with noting_failure(self._notes):
-            differences = Differences(self._files, self._runner.holding, lambda _: None)
-            differences.undo(reversed(deeds))
-            changes = differences.changes()
-            if changes:
-                rolled_back = RolledBackCall(*call, self._journal.named(deeds[0].seq))
-                self._notes += self._history.rolling_back(DeedsChanges(changes, differences, {}), rolled_back)
+            changed = self._changes()
+            if changed.changes:
+                rolled_back = RolledBackCall(*call, self._journal.named(replay.began_ns, 0))
+                self._notes += self._history.rolling_back(changed, rolled_back)
 
-    def _is_not_done(self, deed: Deed) -> bool:
-        """Whether the last deed that is noted was not done; of some kinds that cannot be told."""
-        return deed.kind == "times" or (deed.kind in _TOLD_BY_PLACE and self._runner.stands(deed))
+    def _changes(self) -> TypedChanges:
+        """What the call had changed, as far as its files are at the names of the last epoch."""
+        before: dict[str, State | None] = {}
+        for epoch in self._replay.epochs:
+            for path, record in epoch.records.items():
+                if record.afters:
+                    before.setdefault(path, record.before)
+            if epoch.move is not None:
+                before |= self._moved(epoch.move.old, epoch.move.new, before)
+        places: dict[int, str] = {}
+        if self._held is not None:
+            places = {found.st_ino: place for place, found in self._held.entries()}
+        return TypedChanges(self._files, before, places, Written())
 
-    def _take_back(self, call: tuple[str, str], first: int) -> RolledBack:
+    def _moved(self, old: str, new: str, before: Mapping[str, State | None]) -> dict[str, State | None]:
+        """The first states of what was in a directory that has been moved, where it is still there."""
+        found = self._files.look(new)
+        if found is None or not stat.S_ISDIR(found.st_mode):
+            return {}
+        inside = {"": State.of(found), **states_inside(self._files, new)}
+        states: dict[str, State | None] = {f"{old}/{name}".rstrip("/"): state for name, state in inside.items()}
+        if not is_reserved(new):
+            states |= dict.fromkeys(f"{new}/{name}".rstrip("/") for name in inside)
+        return {path: state for path, state in states.items() if path not in before}
+
+    def _take_back(self, call: tuple[str, str], first: int) -> RestoreReport:
         """Go back to where the first opaque call began, whatever came after."""
-        replay, runner = self._replay, self._runner
-        deed = replay.deeds[first]
+        replay = self._replay
+        number = replay.epochs[first].opaque
+        assert number is not None, "it is an opaque one"
+        commit, more = replay.more[number]
         call_id, tool = call
-
-        def make() -> Holding:
-            if runner.holding is None:
-                runner.holding = self._new_holding()
-            return runner.holding
-
         opaque = self._opaque()
         try:
-            taken = opaque.recover(
-                deed,
-                replay.more[deed.seq],
-                replay.became.get(deed.seq, {}),
-                replay.kept.get(deed.seq),
+            return opaque.recover(
+                number,
+                commit,
+                more,
+                replay.became.get(number, {}),
+                replay.kept.get(number),
                 self._stamp,
-                Hold(runner.holding, make),
+                Hold(self._held, self._make_holding),
                 self._journal.note,
                 tool=tool,
                 call_id=call_id,
             )
-            taken.settle(replay.deeds[:first])
-            return taken
         except LookupError as error:
             what = (
                 f"{tool or call_id}: the store does not have the tree as it was before this call; to go on with the "
@@ -288,35 +307,24 @@ class Recovery:
         except OSError as error:
             raise RestoreFailedError([(error.filename or call_id, _said(error))]) from error
 
-    def _lost(self) -> list[str]:
-        """Of deeds whose holding directory somebody removed, the paths whose earlier content was in it."""
-        lost: set[str] = set()
-        for deed in self._replay.deeds:
-            if self._runner.is_held(deed.slot):  # again: it came from the store
-                continue
-            there = self._files.look(deed.path)
-            inode = None if there is None else there.st_ino
-            ours = None if deed.new is None else deed.new.inode
-            if (deed.kind == "take" and inode is None) or (deed.kind == "swap" and inode == ours):
-                lost.add(deed.path)
-        return sorted(lost)
-
     def _spare_times(self) -> None:
         """Have directories that somebody has changed since the call was killed keep the times of that."""
-        deeds = self._replay.deeds
-        for number, deed in enumerate(deeds):
-            place = led_to(deed.path, deeds[number + 1 :]) if deed.kind == "times" else None
-            found = None if place is None else self._files.look(place)
-            if found is None or deed.new is None or found.st_ino != deed.new.inode:
-                continue
-            if found.st_mtime_ns > self._journal.modified_ns + _MOMENT_NS:
-                deed.atime_ns, deed.mtime_ns = found.st_atime_ns, found.st_mtime_ns
+        changed: dict[int, int] = {}
+        for epoch in self._replay.epochs:
+            for path, record in epoch.records.items():
+                found = self._files.look(path) if record.before is not None and record.before.is_directory else None
+                if found is not None and found.st_mtime_ns > self._journal.modified_ns + _MOMENT_NS:
+                    changed[found.st_ino] = found.st_mtime_ns
+        for epoch in self._replay.epochs if changed else ():
+            for record in epoch.records.values():
+                if record.before is not None and record.before.is_directory and record.before.inode in changed:
+                    record.before = replace(record.before, mtime_ns=changed[record.before.inode])
 
     # -- what was left behind
 
     def _repair_torn(self) -> Sequence[str]:
         """Repair what the loss of power damaged; the paths of which nobody knows what they were."""
-        if not any(call.deeds for call in self._replay.done):
+        if not any(epoch.records for call in self._replay.done for epoch in call.epochs):
             return ()
         content_of = self._history.content if self._history is not None else None
         with closing(self._new_holding()) as holding:

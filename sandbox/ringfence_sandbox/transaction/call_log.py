@@ -1,22 +1,22 @@
-"""What the journal is told of a call: that it has begun, when its first deed comes, its deeds, and how it ended."""
+"""What the journal is told of a call: that it has begun, its undo records, and how it ended."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 
-from ringfence_sandbox.calls.history import Recorded
-from ringfence_sandbox.calls.journal import Journal
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.places import root_record
-from ringfence_sandbox.disk.records import Deed, Json, undone_json
+from ringfence_sandbox.disk.state import Json
+from ringfence_sandbox.transaction.changes import Recorded
+from ringfence_sandbox.transaction.journal import Journal
 
 _NEW_JOURNAL_BYTES = 1 << 22
 
 
-class CallJournal:
+class CallLog:
     """The journal of one workspace, as its calls write it. One that only looks has none (`file` is None)."""
 
     def __init__(self, files: Confined, file: Journal | None, *, power: bool) -> None:
@@ -27,6 +27,7 @@ class CallJournal:
         """Whether anything of it is written."""
         self._files = files
         self._power = power
+        self._began_ns = 0
         self._root_record: Mapping[str, Json] = root_record(files.root)
         """To be written with the next record, if it is not written yet."""
         self._know_boot()
@@ -43,12 +44,13 @@ class CallJournal:
         assert self.file is not None, "a read-only filesystem has no journal"
         return os.path.dirname(self.file.path)
 
-    def write(self, *records: Mapping[str, Json] | str, blob: bytes = b"", wait: bool = True) -> None:
+    def write(self, *records: Mapping[str, Json], blob: bytes = b"", wait: bool = True) -> None:
         assert self.file is not None, "a read-only filesystem changes nothing"
         if not self.begun:
             self.file.check_there()
             call_id, tool = self.label
-            first: list[Mapping[str, Json] | str] = [{"begin": call_id, "tool": tool, "at": time.time_ns()}]
+            self._began_ns = time.time_ns()
+            first: list[Mapping[str, Json]] = [{"begin": call_id, "tool": tool, "at": self._began_ns}]
             if self._root_record:
                 first.insert(0, self._root_record)
             records = (*first, *records)
@@ -58,9 +60,15 @@ class CallJournal:
         self.begun = True
         self._root_record = {}
 
-    def note_undone(self, deeds: Sequence[Deed], conflict: str | None = None) -> None:
-        if self.file is not None:
-            self.file.note(undone_json(deeds, conflict))
+    def named(self, position: int) -> str:
+        """A name for the call that runs, or the one in it that began at a position, which no other has."""
+        assert self.file is not None
+        return self.file.named(self._began_ns, position)
+
+    def note(self, record: Mapping[str, Json]) -> None:
+        """Write down what makes a repeated rollback cheaper, if there is room."""
+        if self.file is not None and self.begun:
+            self.file.note(record)
 
     def commit(self, recorded: Recorded | None) -> None:
         """The commit point: with this record the call is committed."""

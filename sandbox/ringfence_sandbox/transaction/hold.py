@@ -1,19 +1,26 @@
-"""The directory in which displaced files wait for the end of a call: below the root, under a name no path can have."""
+"""The directory in which displaced files wait for the end of a call: below the root, under a name no path can have.
+
+What is in it has a number for a name. A rollback finds a file there by its inode.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import secrets
+import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass
 
-from ringfence.filesystem.paths import os_error
+from ringfence.filesystem.paths import escape_path, os_error
 from ringfence_sandbox.disk.confined import HOLDING_PREFIX, Confined, open_file
 from ringfence_sandbox.disk.kernel import abilities, failpoint, lstat, open_within, set_mode
-from ringfence_sandbox.disk.records import Json
+from ringfence_sandbox.disk.places import state_directory_of
+from ringfence_sandbox.disk.state import Json, State
+from ringfence_sandbox.transaction.journal import Journal
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -21,6 +28,21 @@ _MODE = 0o700
 _COPIED_BYTES = 1 << 20
 _STORE = "user.ringfence.store"
 """The attribute of a holding directory that names its store, for who opens the root with another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Where displaced files are, and how to have a directory for them."""
+
+    held: Holding | None
+    make: Callable[[], Holding]
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        """The places of held files, with their inodes."""
+        if self.held is not None:
+            for place, found in self.held.entries():
+                if not stat.S_ISDIR(found.st_mode):
+                    yield place, found.st_ino
 
 
 def new_name() -> str:
@@ -38,6 +60,10 @@ class Holding:
         self._next = 0
         self._taken: Set[str] = frozenset()
         """Names that are no slots to be given: those of an earlier process, and what a program has put there."""
+        self.paths: dict[int, str] = {}
+        """By slot, the path of the workspace that what is there belongs to."""
+        self.displaced: dict[str, tuple[str, State]] = {}
+        """By place, the path and the state of a file of the tree when it came here."""
 
     @classmethod
     def make(cls, files: Confined, name: str) -> Holding:
@@ -104,18 +130,25 @@ class Holding:
         return os.fstat(self.descriptor).st_nlink == 0
 
     def _go_on(self) -> None:
-        self._taken = {*os.listdir(self.descriptor)}
+        self._taken = {name.partition(".")[0] for name in os.listdir(self.descriptor)}
 
-    def new_slot(self) -> int:
+    def new_slot(self, path: str = "") -> int:
+        """A number for a file of a path, or for what is taken from there."""
         while str(self._next) in self._taken:
             self._next += 1
         self._next += 1
+        if path:
+            self.paths[self._next - 1] = path
         return self._next - 1
 
     @property
     def slots(self) -> int:
         """How many there have been."""
         return self._next
+
+    def place(self, slot: int) -> str:
+        """The path below the root of what is in a slot."""
+        return f"{self.name}/{slot}"
 
     def discard(self, first: int) -> None:
         """Remove the files that are in this slot and those after it, for the room that they take."""
@@ -125,6 +158,32 @@ class Holding:
                 with suppress(OSError):
                     os.unlink(str(slot), dir_fd=self.descriptor)
 
+    def inodes(self, *, below: bool = False) -> dict[int, list[str]]:
+        """The places of what is directly in it, by inode; of what is ``below`` that, too."""
+        found: dict[int, list[str]] = {}
+        if below:
+            for place, status in self.entries():
+                found.setdefault(status.st_ino, []).append(place)
+            return found
+        descriptor = os.open(".", _OPEN, dir_fd=self.descriptor)  # anew: btrfs lists only what was there at the opening
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    found.setdefault(entry.inode(), []).append(f"{self.name}/{entry.name}")
+        finally:
+            os.close(descriptor)
+        return found
+
+    def written(self) -> dict[str, str]:
+        """The displaced files that a program which had them open has written into since: by place, the path of each. A
+        change of bytes alone, within a tick of the clock, is not noticed."""
+        found: dict[str, str] = {}
+        for place, (path, was) in self.displaced.items():
+            here = self._files.look(place)
+            if here is not None and here.st_ino == was.inode and not was.fits(here):
+                found[place] = path
+        return found
+
     def look(self, slot: int) -> os.stat_result | None:
         return lstat(self.descriptor, str(slot))
 
@@ -133,25 +192,26 @@ class Holding:
         failpoint("create")
         return os.open(str(slot), _NEW, mode & 0o777, dir_fd=self.descriptor)
 
-    def keep(self, slot: int, directory: str) -> str | None:
-        """Copy the file in a slot, or all that is below the directory in it, out to a host directory, so that it can
-        be looked at. The path of the copy; None where there was nothing."""
-        found = self.look(slot)
+    def keep(self, place: str, directory: str) -> str | None:
+        """Copy what is at a place in it, with all that is below, out to a host directory, so that it can be looked at.
+        The path of the copy; None where there was nothing."""
+        found = self._files.look(place)
         if found is None:
             return None
         failpoint("keep")
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        kept = os.path.join(directory, f"{self.name.removeprefix(HOLDING_PREFIX)}-{slot}")
+        kept = os.path.join(directory, place.removeprefix(HOLDING_PREFIX).replace("/", "-"))
         if stat.S_ISREG(found.st_mode):
-            source, _ = open_file(self.descriptor, str(slot), kept)
+            with self._files.parent(place) as (at, name):
+                source, _ = open_file(at, name, kept)
             with os.fdopen(source, "rb") as original, open(kept, "wb") as copy:
                 shutil.copyfileobj(original, copy, _COPIED_BYTES)
         elif stat.S_ISLNK(found.st_mode):
             with suppress(FileExistsError):
-                os.symlink(os.readlink(str(slot), dir_fd=self.descriptor), kept)
+                os.symlink(self._files.read_link(place), kept)
         elif stat.S_ISDIR(found.st_mode):
-            root = os.path.realpath(f"/proc/self/fd/{self.descriptor}")
-            shutil.copytree(os.path.join(root, str(slot)), kept, symlinks=True, dirs_exist_ok=True)
+            root = os.path.realpath(f"/proc/self/fd/{self._files.root}")
+            shutil.copytree(os.path.join(root, place), kept, symlinks=True, dirs_exist_ok=True)
         return kept
 
     def entries(self) -> Iterator[tuple[str, os.stat_result]]:
@@ -271,3 +331,38 @@ def _open_here(descriptor: int, name: str) -> int:
         os.close(opened)
         raise os_error(errno.EXDEV, name)
     return opened
+
+
+def drop_holding(files: Confined, holding: Holding, journal: Journal) -> list[str]:
+    """Remove a holding directory, and leave the root's times as they are; what would not go, in words."""
+    try:
+        left = list(holding.empty())
+        if not left:
+            root = os.fstat(files.root)
+            times = (root.st_atime_ns, root.st_mtime_ns)
+            journal.note({"dropping": holding.name, "times": [*times]})
+            holding.remove()
+            failpoint("utime")
+            with suppress(PermissionError):
+                os.utime(files.root, ns=times)
+    except OSError as error:
+        left = [str(error)]
+    holding.close()
+    if left:
+        return [f"{holding.name} could not be removed whole ({', '.join(left[:5])}): the next opening tries again"]
+    return []
+
+
+def said_of_unknown(files: Confined, name: str, store: str) -> str:
+    """What to do about a holding directory with files in it that the journal of a store does not know, in words."""
+    root, owner = os.readlink(f"/proc/self/fd/{files.root}"), holding_store(files, name)
+    state = state_directory_of(owner, root) if owner != store else None
+    if state is None:
+        ran = "If it ran with another RINGFENCE_STATE_DIR, `ringfence recover` with that one takes it back"
+    else:
+        command = f"RINGFENCE_STATE_DIR={shlex.quote(escape_path(state))} ringfence recover {escape_path(root)}"
+        ran = f"It ran with another state directory: end what has the root open now, and `{command}` takes it back"
+    return (
+        f"{name} in the root has displaced files of a call that the journal does not know. {ran}. Else take out what "
+        "you miss, and remove it"
+    )

@@ -1,4 +1,4 @@
-"""One operation on a workspace: all of its deeds, or none."""
+"""One operation on a workspace: all of its changes, or none."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from ringfence.runtime.interrupts import Interrupts
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ringfence_sandbox.calls.core import Core
-
+    from ringfence_sandbox.transaction.transactions import Transactions
 
 _ELSEWHERE = (
     "cannot be changed, since that could not be rolled back: it is on another filesystem than the workspace's root "
@@ -42,15 +41,15 @@ def is_full(error: BaseException | None) -> TypeGuard[OSError]:
 class Operation:
     """One operation on a workspace. (On the way of every file: no generator.)"""
 
-    __slots__ = ("_began", "_core", "_held")
+    __slots__ = ("_began", "_held", "_transactions")
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
 
     def __enter__(self) -> None:
         self._held = Interrupts()
         try:
-            self._began = self._core.begin_operation()
+            self._began = self._transactions.begin_operation()
         except BaseException:
             self._held.remove()
             raise
@@ -59,10 +58,10 @@ class Operation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._core.end_operation(self._began, failed=error is not None)
+            self._transactions.end_operation(self._began, failed=error is not None)
             if isinstance(error, OSError) and error.errno == errno.EXDEV:
                 raise OSError(errno.EXDEV, _ELSEWHERE, error.filename) from error
-            if isinstance(error, FileNotFoundError) and (holding := self._core.runner.holding) and holding.is_gone:
+            if isinstance(error, FileNotFoundError) and (holding := self._transactions.held) and holding.is_gone:
                 raise OSError(errno.ESTALE, _GONE.format(holding.name)) from error
             if is_full(error):
                 raise OSError(error.errno, f"{error.strerror}: {_FULL}") from error

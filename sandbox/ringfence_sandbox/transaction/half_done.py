@@ -67,8 +67,8 @@ def _is_locked(holder: IO[bytes]) -> bool:
 def _begun(root: str, store: str) -> tuple[str, str] | None:
     """The call, by its id and tool, that has begun to change the tree, and is not committed."""
     # Imported here: most directories that somebody asks about are no workspaces.
-    from ringfence_sandbox.calls.journal import Journal
-    from ringfence_sandbox.calls.journal_replay import Replay
+    from ringfence_sandbox.transaction.journal import Journal
+    from ringfence_sandbox.transaction.replay import Replay
 
     with suppress(OSError, ValueError), closing(Journal(os.path.join(store, "journal"), only_read=True)) as journal:
         replay = Replay.of(journal.records)

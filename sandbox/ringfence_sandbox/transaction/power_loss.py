@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from ringfence_sandbox.calls.holding import Holding
-from ringfence_sandbox.disk.confined import Confined, read_file
+from ringfence_sandbox.disk.confined import Confined, is_reserved, read_file
 from ringfence_sandbox.disk.kernel import Renames
-from ringfence_sandbox.disk.records import Deed, Identity
+from ringfence_sandbox.disk.state import State
+from ringfence_sandbox.transaction.hold import Holding
+from ringfence_sandbox.transaction.undo_log import Epoch, is_below, rebased
 
 _BLOCK_BYTES = 512
 
@@ -25,7 +26,7 @@ _BLOCK_BYTES = 512
 class CommittedCall:
     """What the journal has of one call that was committed."""
 
-    deeds: Sequence[Deed]
+    epochs: Sequence[Epoch]
     payload: Mapping[str, object] | None
 
 
@@ -39,7 +40,7 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    identity: Identity
+    state: State
     payload: Mapping[str, object] | None
     path: str | None = None
     """Where it was at the end of the call; a later one may have moved it."""
@@ -58,17 +59,17 @@ def repair_torn(
     """
     found = Repaired()
     for place, written in sorted(_left_by(calls).items()):
-        content = _damaged(files, place, written.identity)
+        content = _damaged(files, place, written.state)
         if content is None:
             continue
         wanted = None
         if content_of is not None and written.payload is not None:
             wanted = content_of(written.payload, written.path or place)
-        if wanted is None or hashlib.sha256(wanted).hexdigest() != written.identity.sha256:
-            if is_torn(content, written.identity.size):
+        if wanted is None or hashlib.sha256(wanted).hexdigest() != written.state.sha256:
+            if is_torn(content, written.state.size):
                 found.damaged.append(place)
         elif is_torn(content, len(wanted), wanted):
-            _give(files, place, written.identity, wanted, renames, holding)
+            _give(files, place, written.state, wanted, renames, holding)
             found.repaired.append(place)
     return found
 
@@ -77,24 +78,25 @@ def _left_by(calls: Iterable[CommittedCall]) -> dict[str, _Written]:
     """The files that are the calls' own work, by where they are in the end."""
     left: dict[str, _Written] = {}
     for call in calls:
-        for deed in call.deeds:
-            if deed.kind in ("put", "swap"):
-                left.pop(deed.path, None)
-                if deed.new is not None and deed.new.sha256 is not None:
-                    left[deed.path] = _Written(deed.new, call.payload)
-            elif deed.kind in ("take", "move"):
-                below = f"{deed.path}/"
-                for path in [path for path in left if path == deed.path or path.startswith(below)]:
-                    written = left.pop(path)
-                    if deed.kind == "move":
-                        left[deed.to + path[len(deed.path) :]] = written
+        for epoch in call.epochs:
+            for path, record in epoch.records.items():
+                last = record.afters[-1] if record.afters else None
+                if record.afters:
+                    left.pop(path, None)
+                if last is not None and last.sha256 is not None:
+                    left[path] = _Written(last, call.payload)
+            move = epoch.move
+            for path in [path for path in left if move is not None and is_below(path, move.old)]:
+                written = left.pop(path)
+                if move is not None and not is_reserved(move.new):
+                    left[rebased(path, move.old, move.new)] = written
         for path, written in left.items():
             if written.path is None:
                 left[path] = replace(written, path=path)
     return left
 
 
-def _damaged(files: Confined, place: str, written: Identity) -> bytes | None:
+def _damaged(files: Confined, place: str, written: State) -> bytes | None:
     """The content of what is no longer as it was written although nobody has written to it since; else None."""
     found = files.look(place)
     if found is None or not is_same_writing(found, written):
@@ -106,7 +108,7 @@ def _damaged(files: Confined, place: str, written: Identity) -> bytes | None:
     return None if hashlib.sha256(content).hexdigest() == written.sha256 else content
 
 
-def is_same_writing(found: os.stat_result, written: Identity) -> bool:
+def is_same_writing(found: os.stat_result, written: State) -> bool:
     """Whether it is that inode, as far as it can have come to the disk, and nobody has written to it since."""
     return (
         stat.S_ISREG(found.st_mode)
@@ -133,9 +135,9 @@ def is_torn(content: bytes, size: int, wanted: bytes | None = None) -> bool:
     return torn
 
 
-def _give(files: Confined, place: str, written: Identity, content: bytes, renames: Renames, holding: Holding) -> None:
+def _give(files: Confined, place: str, written: State, content: bytes, renames: Renames, holding: Holding) -> None:
     """Exchange a damaged file for a whole one with its owner, permission bits and time."""
-    slot = holding.new_slot()
+    slot = holding.new_slot(place)
     with files.parent(place) as (at, name):
         above, damaged = os.fstat(at), os.lstat(name, dir_fd=at)
         descriptor = holding.create(slot)
@@ -156,7 +158,7 @@ def _give(files: Confined, place: str, written: Identity, content: bytes, rename
             os.utime(".", ns=(above.st_atime_ns, above.st_mtime_ns), dir_fd=at)
 
 
-def is_torn_file(at: int, name: str, place: str, written: Identity) -> bool:
+def is_torn_file(at: int, name: str, place: str, written: State) -> bool:
     """Whether what is at a name is what a loss of power left of a file whose bytes nobody has any more."""
     content, found = read_file(at, name, place)
     return is_same_writing(found, written) and is_torn(content, written.size)

@@ -1,0 +1,395 @@
+"""The operations of a filesystem on disk: everything is checked first, and logged before it is done."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from ringfence.filesystem.paths import os_error
+from ringfence.filesystem.protocol import WriteMode
+from ringfence_sandbox.disk.confined import Confined, Found, is_reserved
+from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, exists, failpoint, mounts_below, set_mode
+from ringfence_sandbox.disk.new_files import copy_and_append, resemble, umask, write_all
+from ringfence_sandbox.disk.state import State
+from ringfence_sandbox.transaction.changes import states_inside
+from ringfence_sandbox.transaction.directory_times import ChangedDirectory
+from ringfence_sandbox.transaction.read_set import stale
+from ringfence_sandbox.transaction.transactions import Transactions
+
+_TMPFILE = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
+_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
+
+
+class Edits:
+    """Every method is one operation: it happens as a whole, or an OSError says why not and nothing has changed."""
+
+    def __init__(self, transactions: Transactions, can: Abilities) -> None:
+        self.transactions = transactions
+        self._files: Confined = transactions.files
+        self._read_set = transactions.read_set
+        self._tmpfile = can.tmpfile
+        self._filesystem_type = can.filesystem_type
+
+    def write(self, normal: str, content: bytes, mode: WriteMode, create_parents: bool) -> None:
+        if mode == "overwrite" and self._overwrite(normal, content):
+            return
+        found = self.place(normal, follow=mode != "create", parents=create_parents)
+        if found.stat is not None:
+            if mode == "create":
+                raise os_error(errno.EEXIST, normal)
+            if found.is_directory:
+                raise os_error(errno.EISDIR, normal)
+            if not found.is_file:
+                raise PermissionError(errno.EACCES, "is a socket, a pipe or a device, which is never opened", normal)
+        with self.transactions.operation():
+            if found.stat is None:
+                self._make_parents(found.place)
+                self._create(found.place, content)
+            else:
+                with self._files.parent(found.place) as (at, name):
+                    self._replace(at, name, found.place, found.stat, content, append=mode == "append")
+
+    def _overwrite(self, normal: str, content: bytes) -> bool:
+        """`write` to a file that is there, with no link on the way to it: its directory is opened once. False where
+        that is not so, and nothing is done."""
+        if is_reserved(normal):
+            return False
+        try:
+            parent = self._files.parent(normal)
+        except OSError:
+            return False
+        with parent as (at, name):
+            try:
+                found = os.lstat(name, dir_fd=at)
+            except OSError:
+                return False
+            if not stat.S_ISREG(found.st_mode):
+                return False
+            with self.transactions.operation():
+                self._replace(at, name, normal, found, content)
+        return True
+
+    def delete(self, normal: str, recursive: bool) -> None:
+        found = self._files.itself(normal)
+        if found.is_directory and not recursive and self._has_names(found.place):
+            raise IsADirectoryError(errno.ENOTEMPTY, "the directory is not empty, it takes recursive=True", normal)
+        with self.transactions.operation():
+            slot = self._displace(found)
+            if found.is_directory and not recursive and self._files.names(self.transactions.holding.place(slot)):
+                raise stale(found.place)  # somebody has come between
+
+    def mkdir(self, normal: str, parents: bool, exist_ok: bool) -> None:
+        if self._files.find(normal, follow=False).stat is not None:
+            if not exist_ok or not self._leads_to_directory(normal):
+                raise os_error(errno.EEXIST, normal)
+            return
+        found = self.place(normal, follow=False, parents=parents)
+        with self.transactions.operation():
+            self._make_parents(found.place)
+            self._make_directory(found.place)
+
+    def move(self, old: str, new: str, overwrite: bool) -> None:
+        source = self._files.itself(old)
+        target = self.place(new, follow=False)
+        old, new = source.place, target.place
+        if target.stat is not None and not overwrite:
+            raise os_error(errno.EEXIST, new)
+        if old == new:
+            return
+        if f"{new}/".startswith(f"{old}/"):
+            raise ValueError(f"a directory cannot be moved into itself: {old!r} to {new!r}")
+        if target.is_directory:
+            raise IsADirectoryError(errno.EISDIR, "is a directory, which a move does not replace", new)
+        if target.stat is not None and source.is_directory:
+            raise NotADirectoryError(errno.ENOTDIR, "is no directory, so a directory cannot replace it", new)
+        with self.transactions.operation():
+            self._make_parents(new)
+            if target.stat is None:
+                self._rename(source, new)
+            else:  # by way of a slot, so that at any time one of the two is at the new path
+                slot = self._displace(source)
+                self.put(new, slot, target.stat)
+
+    def chmod(self, normal: str, mode: int) -> None:
+        found = self._files.existing(normal)
+        assert found.stat is not None
+        if stat.S_IMODE(found.stat.st_mode) == mode:
+            return
+        with self.transactions.operation():
+            if found.is_file and found.stat.st_nlink > 1:
+                # The bits belong to the inode, and its other names may lie outside of the workspace.
+                with self._files.parent(found.place) as (at, name):
+                    self._replace(at, name, found.place, found.stat, b"", append=True, mode=mode)
+                return
+            after = replace(State.of(found.stat, self.transactions.written.hash_of(found.stat)), mode=mode)
+            self.transactions.touch(found.place, found.stat, after)
+            with self._files.parent(found.place) as (at, name):
+                if os.lstat(name, dir_fd=at).st_ino != found.stat.st_ino:
+                    raise FileNotFoundError(errno.ENOENT, "was replaced meanwhile", normal)
+                failpoint("chmod")
+                set_mode(at, name, mode)
+
+    def symlink(self, normal: str, target: str) -> None:
+        found = self.place(normal, follow=False)
+        if found.stat is not None:
+            raise os_error(errno.EEXIST, normal)
+        with self.transactions.operation():
+            self._make_parents(found.place)
+            self.put(found.place, self.new_symlink(found.place, target), None)
+
+    # -- what is there
+
+    def place(self, normal: str, *, follow: bool = True, parents: bool = True) -> Found:
+        """Where something is to be made or replaced. Raises what stands against it, before anything is changed."""
+        found = self._files.find(normal, follow=follow)
+        if found.obstacle is not None:
+            raise found.obstacle
+        if found.stat is None and not parents and self._files.look(found.place.rpartition("/")[0]) is None:
+            raise FileNotFoundError(errno.ENOENT, "has no parent directory", normal)
+        return found
+
+    def _leads_to_directory(self, normal: str) -> bool:
+        try:
+            return self._files.find(normal).is_directory
+        except OSError:
+            return False
+
+    def _has_names(self, place: str) -> bool:
+        descriptor = self._files.open_directory(place)
+        try:
+            with os.scandir(descriptor) as entries:
+                return next(entries, None) is not None
+        finally:
+            os.close(descriptor)
+
+    # -- one system call each, logged before
+
+    def _make_parents(self, place: str) -> None:
+        missing: list[str] = []
+        above = place.rpartition("/")[0]
+        while above and self._files.look(above) is None:
+            missing.append(above)
+            above = above.rpartition("/")[0]
+        for directory in reversed(missing):
+            self._make_directory(directory)
+
+    def _make_directory(self, place: str) -> None:
+        self._read_set.check(place, None)
+        made = State("directory", 0, 0, 0, 0, 0, 0)  # its inode is known when it is there
+        self.transactions.touch(place, None, made)
+        with ChangedDirectory(self.transactions.times, place) as (at, name):
+            failpoint("mkdir")
+            os.mkdir(name, 0o777, dir_fd=at)
+            made = State.of(os.lstat(name, dir_fd=at))
+        self.transactions.made_directory(place, made)
+        self._read_set.wrote(place, made)
+
+    def _displace(self, found: Found) -> int:
+        """Take a file, or a directory with all that is in it, out of the tree; the slot to which it comes."""
+        assert found.stat is not None
+        path, holding = found.place, self.transactions.holding
+        self._check_mounts(found)
+        self._read_set.check(path, found.stat)
+        slot = holding.new_slot(path)
+        with _renaming(path, os_error(errno.ENOENT, path)), self._files.parent(path) as (above, name):
+            there = self._copied_up(above, name, found.stat)
+            inside: Mapping[str, State] = {}
+            if found.is_directory:
+                inside = self.transactions.touch_directory(path, holding.place(slot), there)
+            else:
+                self.transactions.touch(path, there, None, slot)
+            with ChangedDirectory(self.transactions.times, path) as (at, name):
+                self.transactions.renames.rename(at, name, holding.descriptor, str(slot))
+                if not State.of(there).fits(holding.look(slot)) or (
+                    found.is_directory and states_inside(self._files, holding.place(slot)) != inside
+                ):
+                    self.transactions.renames.rename(holding.descriptor, str(slot), at, name)
+                    raise stale(path)
+        if not found.is_directory:
+            self.transactions.displaced(path, there, holding.place(slot))
+        self._read_set.wrote(path, None)
+        return slot
+
+    def _rename(self, source: Found, new: str) -> None:
+        assert source.stat is not None
+        old = source.place
+        self._check_mounts(source)
+        self._read_set.check(old, source.stat, read=False)  # what is moved is not lost
+        self._read_set.check(new, None)
+        with self._files.parent(old) as (at, name):
+            found = self._copied_up(at, name, source.stat)
+        with _renaming(old, stale(old)):
+            if source.is_directory:
+                self.transactions.touch_directory(old, new, found)
+            else:
+                self.transactions.touch_move(old, new, found)
+            with (
+                ChangedDirectory(self.transactions.times, old) as (at, name),
+                ChangedDirectory(self.transactions.times, new) as (to, new_name),
+            ):
+                self.transactions.renames.rename(at, name, to, new_name)
+        self._read_set.wrote(old, None)
+        self._read_set.wrote(new, State.of(found, self.transactions.written.hash_of(found)))
+
+    def _check_mounts(self, found: Found) -> None:
+        """What is mounted in a directory would go along, and in the end be removed."""
+        if found.is_directory:
+            path = os.path.realpath(f"/proc/self/fd/{self._files.root}")
+            for mounted in mounts_below(os.path.join(path, found.place)):
+                place = os.path.relpath(mounted, path)
+                raise OSError(errno.EBUSY, "has something mounted on it, so it stays: unmount it first", place)
+
+    def _copied_up(self, at: int, name: str, found: os.stat_result) -> os.stat_result:
+        """What is there, as it will be known after a rename: one of several names of a file in a lower layer of an
+        overlay gets an inode of its own with its first change."""
+        several = stat.S_ISREG(found.st_mode) and found.st_nlink > 1
+        if several and self._filesystem_type(self._files.root) == OVERLAY:
+            with suppress(PermissionError):
+                times = (found.st_atime_ns, found.st_mtime_ns)
+                os.utime(name, ns=times, dir_fd=at, follow_symlinks=False)
+                return os.lstat(name, dir_fd=at)
+        return found
+
+    def put(self, place: str, slot: int, found: os.stat_result | None, made: State | None = None) -> None:
+        """Give a new file, symlink or name from a slot its path, or exchange it with what is `found` there."""
+        holding, transactions = self.transactions.holding, self.transactions
+        there = holding.look(slot)
+        assert there is not None, "it was made just now"
+        state = made or State.of(there)
+        self._read_set.check(place, found)
+        with _renaming(place, stale(place)):
+            transactions.touch(place, found, state, slot)
+            with ChangedDirectory(transactions.times, place) as (at, name):
+                if found is None:
+                    transactions.renames.rename(holding.descriptor, str(slot), at, name)
+                else:
+                    self._exchange(at, name, place, slot, found)
+        transactions.placed(place, state.inode)
+        self._read_set.wrote(place, state)
+
+    def _exchange(self, at: int, name: str, place: str, slot: int, found: os.stat_result) -> None:
+        holding, renames = self.transactions.holding, self.transactions.renames
+        renames.exchange(at, name, holding.descriptor, str(slot))
+        if not State.of(found).fits(holding.look(slot)):
+            renames.exchange(at, name, holding.descriptor, str(slot))
+            raise stale(place)
+        self.transactions.displaced(place, found, holding.place(slot))
+
+    # -- new files
+
+    def _create(self, place: str, content: bytes) -> None:
+        slot = self.transactions.holding.new_slot(place)
+        with self._files.parent(place) as (at, _):
+            descriptor = self._new_file(at, slot)
+        try:
+            write_all(descriptor, content)
+            made = self.finished(descriptor, hashlib.sha256(content).hexdigest(), content)
+        finally:
+            os.close(descriptor)
+        self.put(place, slot, None, made)
+
+    def _new_file(self, at: int, slot: int) -> int:
+        """A new file, in a slot, as if it were made in the directory `at`: its group, and its default ACL."""
+        holding = self.transactions.holding
+        if self._tmpfile:
+            failpoint("create")
+            try:
+                descriptor = os.open(".", _TMPFILE, 0o666, dir_fd=at)
+            except OSError as error:
+                if error.errno not in _NO_TMPFILE:
+                    raise
+                self._tmpfile = False
+            else:
+                try:
+                    failpoint("link")
+                    os.link(f"/proc/self/fd/{descriptor}", str(slot), dst_dir_fd=holding.descriptor)
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                return descriptor
+        descriptor = holding.create(slot)
+        above = os.fstat(at)
+        os.fchmod(descriptor, 0o666 & ~umask())
+        if above.st_mode & stat.S_ISGID:
+            with suppress(PermissionError):
+                os.fchown(descriptor, -1, above.st_gid)
+        return descriptor
+
+    def new_symlink(self, place: str, target: str) -> int:
+        """The slot of a new symlink."""
+        holding = self.transactions.holding
+        slot = holding.new_slot(place)
+        failpoint("symlink")
+        os.symlink(target, str(slot), dir_fd=holding.descriptor)
+        return slot
+
+    def _replace(
+        self,
+        at: int,
+        name: str,
+        place: str,
+        found: os.stat_result,
+        content: bytes,
+        *,
+        append: bool = False,
+        mode: int | None = None,
+    ) -> None:
+        """Exchange the file at `place`, which is `name` in the open directory `at`, for a new one; ``mode`` is for one
+        that only gets other permission bits."""
+        transactions, holding = self.transactions, self.transactions.holding
+        self._read_set.check(place, found, read=not append)
+        found = self._copied_up(at, name, found)
+        if mode is None and not os.access(name, os.W_OK, dir_fd=at, effective_ids=True):
+            raise os_error(errno.EACCES, place) if exists(at, name) else stale(place)
+        slot = holding.new_slot(place)
+        # In the holding directory, and not nameless in its own as in `_new_file`: what it would get from there it gets
+        # from the other file, and where ext4 has no journal such a file took three times as long.
+        descriptor = holding.create(slot, stat.S_IMODE(found.st_mode) if mode is None else mode)
+        try:
+            if append:
+                sha256 = copy_and_append(at, name, place, descriptor, content)
+            else:
+                sha256 = hashlib.sha256(content).hexdigest()
+                write_all(descriptor, content)
+            resemble(descriptor, at, name, found, mode)
+            if mode is not None:
+                os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))
+            made = self.finished(descriptor, sha256, None if append else content)
+        finally:
+            os.close(descriptor)
+        with _renaming(place, stale(place)):
+            transactions.touch(place, found, made, slot, at)
+            transactions.times.before(at)
+            self._exchange(at, name, place, slot, found)
+            transactions.times.after(at)
+        self._read_set.wrote(place, made)
+
+    def finished(self, descriptor: int, sha256: str | None, content: bytes | None) -> State:
+        """A new file is as it is to be: have it survive what it is to survive, and know it again."""
+        if self.transactions.power:
+            failpoint("fsync file")
+            os.fsync(descriptor)
+        state = State.of(os.fstat(descriptor), sha256)
+        self.transactions.written.note(state, content)
+        return state
+
+
+@contextmanager
+def _renaming(path: str, gone: OSError) -> Generator[None]:
+    """Around a rename of what was there a moment ago: if somebody has removed it meanwhile, or it must not be renamed
+    (what can only be appended to, or is another's in a sticky directory), an error names its path."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise gone from error
+    except PermissionError as error:
+        if error.errno != errno.EPERM:
+            raise
+        see = "see `lsattr`, and whether its directory is sticky"
+        words = f"may not be replaced, moved or removed ({error.strerror}): {see}"
+        raise PermissionError(error.errno, words, path) from error

@@ -1,0 +1,1 @@
+"""Transactions over the files of one workspace on disk."""

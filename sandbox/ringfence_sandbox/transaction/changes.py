@@ -1,0 +1,364 @@
+"""What a transaction has changed, and what it offers to whatever keeps the history of a workspace."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from ringfence.participants import Change, FileVersion
+from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Looks, open_file
+from ringfence_sandbox.disk.state import Json, State
+
+if TYPE_CHECKING:
+    from ringfence.participants import Step
+    from ringfence.runtime.receipts import Receipt
+    from ringfence_sandbox.store.commits import PreparedStep
+    from ringfence_sandbox.store.entries import Entry, Pending
+    from ringfence_sandbox.store.unknown import Unknown
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def noting_failure(notes: list[str]) -> Generator[None]:
+    """Around keeping what a rollback removes: the rollback goes on whatever fails, which is logged and noted."""
+    try:
+        yield
+    except Exception as error:  # no space or memory, or a programming error
+        words = "the changes that were rolled back could not be kept"
+        if isinstance(error, OSError):
+            logger.warning(words, exc_info=True)
+        else:
+            logger.exception(words)
+        notes.append(f"{words}: {error}")
+
+
+class ChangedFiles(Protocol):
+    """What a call changed, by path, with the bytes on either side."""
+
+    @property
+    def changes(self) -> Sequence[Change]: ...
+
+    @property
+    def scanned(self) -> ScannedStates | None:
+        """What two scans found, for a call that no undo records tell of."""
+        ...
+
+    def before(self, path: str) -> bytes:
+        """The bytes that the file at `path` had before the call. FileNotFoundError where there was none."""
+        ...
+
+    def known_before(self, path: str) -> bytes | None:
+        """These bytes, if they need not be read for it."""
+        return None
+
+    def after(self, path: str) -> bytes:
+        """The bytes that the call left at `path`."""
+        ...
+
+    def found(self, path: str) -> os.stat_result | None:
+        """What was found at `path` when the changes were told, if that is known, and so are the bytes."""
+        return None
+
+    def moved(self, path: str) -> str | None:
+        """Where what was at `path` before the call is now, if it is in the tree and elsewhere."""
+        return None
+
+    @property
+    def made_again(self) -> Sequence[str]:
+        """The paths that have what they had before the call, in another file with another time."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedStates:
+    """The new states of all that differs since a commit that is prepared (None: since the newest one)."""
+
+    states: Mapping[str, Entry | Pending | None]
+    since: PreparedStep | None
+    unknown: Unknown
+
+
+HASHED_BYTES = 1 << 28
+"""What is larger has no content hash in a change, unless it was written in the call."""
+STAMP = "stamp "
+"""How what stands for the hash of a file that is not read begins."""
+_KEPT_BYTES, _KEPT_IN_ALL = 1 << 16, 1 << 24
+"""How much of what was read to be hashed is kept, for the history: of a file, and of all."""
+_KEPT_WRITTEN_BYTES = 1 << 26
+
+
+class Written:
+    """What the open call has written: the hashes of its files, found again as long as nothing about a file changes,
+    and the bytes by their hash, as long as they are not too many."""
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        self._hashes: OrderedDict[tuple[int, int, int], str] = OrderedDict()
+        self._bytes: dict[str, bytes] = {}
+        self._size = 0
+
+    def note(self, state: State, content: bytes | None) -> None:
+        if state.sha256 is None:
+            return
+        if len(self._hashes) >= self._most:
+            self._hashes.popitem(last=False)
+        self._hashes[state.inode, state.size, state.mtime_ns] = state.sha256
+        if content is not None and state.sha256 not in self._bytes and self._size + len(content) <= _KEPT_WRITTEN_BYTES:
+            self._bytes[state.sha256] = content
+            self._size += len(content)
+
+    def hash_of(self, found: os.stat_result) -> str | None:
+        return self._hashes.get((found.st_ino, found.st_size, found.st_mtime_ns))
+
+    def content(self, sha256: str | None) -> bytes | None:
+        return None if sha256 is None else self._bytes.get(sha256)
+
+    def forget(self) -> None:
+        """The call has ended, or a program runs in it: somebody may write other bytes into a file, of the same number,
+        and put its time back."""
+        self._hashes.clear()
+        self._bytes.clear()
+        self._size = 0
+
+
+class TypedChanges(ChangedFiles):
+    """What differs between the states that paths had and those that they have; bytes are read from where they lie."""
+
+    def __init__(
+        self,
+        files: Confined,
+        before: Mapping[str, State | None],
+        places: Mapping[int, str],
+        written: Written,
+        *,
+        read: bool = True,
+    ) -> None:
+        """``before`` are the first states, by path. ``places`` is where the files of before are now, by inode, if they
+        are no longer at their paths. Unless `read`, no file is read to be hashed.
+
+        Raises:
+            PermissionError: a directory or file cannot be read.
+        """
+        self.looked: dict[str, os.stat_result] = {}
+        """What is at the paths now."""
+        self._files = files
+        self._before = before
+        self._places = places
+        self._written = written
+        self._read = read
+        self._contents: dict[str, bytes] = {}
+        self._room = _KEPT_IN_ALL
+        self._changes: list[Change] = []
+        self._made_again: list[str] = []
+        self._after_hashes: dict[str, str | None] = {}
+        with closing(Looks(files)) as looks:
+            for path in sorted(before):
+                self._compare(path, before[path], looks.look(path))
+
+    def _compare(self, path: str, before: State | None, found: os.stat_result | None) -> None:
+        if found is not None:
+            self.looked[path] = found
+        if before is None and found is None:
+            return
+        if before is not None and found is not None and before.is_directory and stat.S_ISDIR(found.st_mode):
+            before = replace(before, inode=found.st_ino)
+        was = None if before is None else self._version_before(path, before, found)
+        now = None if found is None else self._version(path, found)
+        if now is not None:
+            self._after_hashes[path] = now.content_hash
+        moved = before is not None and found is not None and before.inode != found.st_ino
+        unhashed = was is not None and was.kind == "file" and was.content_hash is None
+        if was != now or (unhashed and moved):
+            self._changes.append(Change(path, was, now))
+        elif moved and was is not None and was.kind != "directory":
+            self._made_again.append(path)
+
+    def _version_before(self, path: str, before: State, found: os.stat_result | None) -> FileVersion:
+        if before.kind == "directory":
+            return FileVersion("directory", before.mode, 0)
+        place = self._place(path, before, found)
+        if before.kind == "symlink":
+            target = "" if place is None else self._files.read_link(place)
+            return FileVersion("symlink", 0o777, len(os.fsencode(target)), None, target)
+        if before.kind == "special":
+            return FileVersion("file", before.mode, 0)
+        here = found if place == path else None if place is None else self._files.look(place)
+        if here is None or place is None:
+            return FileVersion("file", before.mode, before.size, before.sha256)
+        return FileVersion("file", before.mode, here.st_size, self._hash(place, here))
+
+    def _place(self, path: str, before: State, found: os.stat_result | None) -> str | None:
+        if found is not None and found.st_ino == before.inode:
+            return path
+        return self._places.get(before.inode)
+
+    def _version(self, place: str, found: os.stat_result) -> FileVersion:
+        mode = stat.S_IMODE(found.st_mode)
+        if stat.S_ISREG(found.st_mode):
+            return FileVersion("file", mode, found.st_size, self._hash(place, found))
+        if stat.S_ISDIR(found.st_mode):
+            return FileVersion("directory", mode, 0)
+        if stat.S_ISLNK(found.st_mode):
+            target = self._files.read_link(place)
+            return FileVersion("symlink", 0o777, len(os.fsencode(target)), None, target)
+        return FileVersion("file", mode, 0)
+
+    def _hash(self, place: str, found: os.stat_result) -> str | None:
+        known = self._written.hash_of(found)
+        if known is not None or not self._read:
+            return known or f"{STAMP}{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+        if found.st_size > HASHED_BYTES:
+            return None
+        try:
+            with self._files.parent(place) as (at, name):
+                descriptor, found = open_file(at, name, place)
+        except OSError:
+            return None
+        try:
+            return self._read_hash(place, descriptor, found.st_size)
+        finally:
+            os.close(descriptor)
+
+    def _read_hash(self, place: str, descriptor: int, size: int) -> str:
+        content = os.read(descriptor, min(size, CHUNK_BYTES) + 1)
+        digest = hashlib.sha256(content)
+        if len(content) != size:
+            while content and (content := os.read(descriptor, CHUNK_BYTES)):
+                digest.update(content)
+        elif size <= min(_KEPT_BYTES, self._room):
+            self._room -= size
+            self._contents[place] = content
+        return digest.hexdigest()
+
+    # -- for the history
+
+    @property
+    def changes(self) -> list[Change]:
+        return self._changes
+
+    @property
+    def scanned(self) -> None:
+        return None
+
+    @property
+    def made_again(self) -> Sequence[str]:
+        return self._made_again
+
+    def before(self, path: str) -> bytes:
+        state = self._before.get(path)
+        place = None if state is None else self._place(path, state, self.looked.get(path))
+        if place is None:
+            raise FileNotFoundError(path)
+        try:
+            return self._bytes(place)
+        except PermissionError:
+            words = "cannot be read, so its content could not be kept: it stays as it is"
+            raise PermissionError(errno.EACCES, words, path) from None
+
+    def known_before(self, path: str) -> bytes | None:
+        state = self._before.get(path)
+        place = None if state is None else self._place(path, state, self.looked.get(path))
+        return None if place is None else self._contents.get(place)
+
+    def after(self, path: str) -> bytes:
+        content = self._written.content(self._after_hashes.get(path))
+        return self._bytes(path) if content is None else content
+
+    def found(self, path: str) -> os.stat_result | None:
+        known = self._written.content(self._after_hashes.get(path))
+        return None if known is None else self.looked.get(path)
+
+    def _bytes(self, place: str) -> bytes:
+        known = self._contents.get(place)
+        return self._files.read_file(place)[0] if known is None else known
+
+
+def states_inside(files: Confined, directory: str) -> dict[str, State]:
+    """The states of all that is below a directory, by path from there; of directories, what changes of entries do not.
+
+    Raises:
+        PermissionError: something there cannot be read, so that nobody could say what goes with it.
+    """
+    found: dict[str, State] = {}
+    waiting = [directory]
+    while waiting:
+        place = waiting.pop()
+        try:
+            descriptor = files.open_directory(place)
+        except PermissionError:
+            words = "is a directory that cannot be read, so it stays where and as it is: change its permissions first"
+            raise PermissionError(errno.EACCES, words, place) from None
+        try:
+            for name in os.listdir(descriptor):
+                path = f"{place}/{name}"
+                state = State.of(os.lstat(name, dir_fd=descriptor))
+                found[path[len(directory) + 1 :]] = state
+                if state.is_directory:
+                    waiting.append(path)
+        finally:
+            os.close(descriptor)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBackCall:
+    """A call that is about to be taken back. ``begun`` tells it from others of the same id, also after a crash."""
+
+    call_id: str
+    tool: str
+    begun: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What goes into the commit record, and the step that the call becomes with it."""
+
+    payload: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    blob: bytes = b""
+    step: Step | None = None
+
+
+class History(Protocol):
+    """Keeps steps. Nothing that `record` did counts until the commit record is written: that is the commit point."""
+
+    def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:
+        """Prepare the step of a call that changed files. What it raises makes the call fail and roll back."""
+        ...
+
+    def committed(self, recorded: Recorded) -> None:
+        """The commit record is written. Must not fail for want of anything."""
+        ...
+
+    def ended_without_step(self) -> None:
+        """What the open call had done so far is taken back, or has changed no file. Must not fail."""
+        ...
+
+    def rolling_back(self, changed: ChangedFiles, call: RolledBackCall) -> Sequence[str]:
+        """Keep what a call changed, which is about to be taken back; what was not kept, in words. OSError. It may be
+        asked for the same call again."""
+        ...
+
+    def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:
+        """A commit record that the journal had when it was opened, oldest first; it may have been seen before."""
+        ...
+
+    def damage(self) -> Sequence[str]:
+        """What was found to be lost of what was kept, in words."""
+        ...
+
+    def content(self, payload: Mapping[str, object], path: str) -> bytes | None:
+        """The bytes that the step of a commit record left at a path; None where they are not kept."""
+        ...
+
+    def sealed(self) -> bool:
+        """Whether everything recorded is kept elsewhere, so that the journal may start anew."""
+        ...

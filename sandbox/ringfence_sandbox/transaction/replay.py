@@ -1,0 +1,145 @@
+"""What the records of a journal amount to: the call that is open, its undo log, and what was committed before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import cast
+
+from ringfence_sandbox.disk.call_process import CallProcess
+from ringfence_sandbox.disk.kernel import boot_id
+from ringfence_sandbox.disk.places import root_record
+from ringfence_sandbox.transaction.journal import Record
+from ringfence_sandbox.transaction.power_loss import CommittedCall
+from ringfence_sandbox.transaction.undo_log import Epoch, replayed
+
+
+@dataclass(slots=True)
+class Replay:
+    """As `of` reads it from the records, oldest first."""
+
+    root: Sequence[object] | None = None
+    holdings: list[str] = field(default_factory=list[str])
+    """All holding directories that the journal names; the open call holds in the last."""
+    in_hand: tuple[str, tuple[int, int]] | None = None
+    """A holding directory about to come or to go when the journal ends, and the times that the root is to keep."""
+    call: tuple[str, str] | None = None
+    ended: tuple[str, str] | None = None
+    """The last call, where it has ended and was committed as a step: who made it has not closed the workspace since."""
+    began_ns: int = 0
+    """When the call began to change files, in nanoseconds since 1970; 0: nobody knows."""
+    committed: bool = False
+    doubtful: bool = False
+    """Whether records of the open call are damaged."""
+    epochs: list[Epoch] = field(default_factory=lambda: [Epoch()])
+    """The undo log of the open call, without what was undone already."""
+    done: list[CommittedCall] = field(default_factory=list[CommittedCall])
+    """The calls that were committed."""
+    more: dict[int, tuple[str, bytes]] = field(default_factory=dict[int, tuple[str, bytes]])
+    """Of opaque calls, by number: the commit with the tree before, and what the journal has besides."""
+    became: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
+    """Of opaque calls, by number: inodes that others have taken the place of since."""
+    kept: dict[int, str | None] = field(default_factory=dict[int, str | None])
+    """Of opaque calls that are being taken back, the commit that has what they had changed."""
+    conflicts: set[str] = field(default_factory=set[str])
+    displaced: dict[str, str] = field(default_factory=dict[str, str])
+    moved: dict[str, str] = field(default_factory=dict[str, str])
+    """Conflicts of what was undone already."""
+    processes: list[CallProcess] = field(default_factory=list[CallProcess])
+    commits: list[Record] = field(default_factory=list[Record])
+
+    @property
+    def lost_power(self) -> bool:
+        """Whether the machine was started anew since: then what was not waited for may not be on the disk."""
+        return self.root is not None and self.root[3] != boot_id()
+
+    @property
+    def has_changes(self) -> bool:
+        return any(not epoch.is_empty for epoch in self.epochs)
+
+    @property
+    def at(self) -> datetime:
+        """When the call began, or now where nobody knows."""
+        return datetime.fromtimestamp(self.began_ns / 1e9, UTC) if self.began_ns else datetime.now(UTC)
+
+    def is_of(self, root: int) -> bool:
+        """Whether the journal is about an opened root, as far as it says."""
+        if self.root is None:
+            return True
+        inode, born, device, boot = self.root
+        now = root_record(root)["root"]
+        assert isinstance(now, list)
+        return now[:2] == [inode, born] and (now[2] == device or boot != boot_id())
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> Replay:
+        replay = cls()
+        for record in records:
+            replay._add(record)
+        return replay
+
+    def _add(self, record: Record) -> None:
+        self.in_hand = None
+        match record.values:
+            case {"root": [int(inode), (int() | None) as born, int(device), str(boot)]}:
+                self.root = [inode, born, device, boot]
+            case {"holding": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
+                self.holdings.append(name)
+                self.in_hand = (name, (atime_ns, mtime_ns))
+            case {"dropping": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
+                self.in_hand = (name, (atime_ns, mtime_ns))
+            case {"begin": str(call_id), "tool": str(tool), "at": int(began_ns)}:
+                self._begin((call_id, tool), began_ns)
+                self.doubtful = False
+            case {"damaged": int()}:
+                self.doubtful = True
+            case {"opaque": int(number), "commit": str(commit)}:
+                self.more[number] = commit, record.blob
+                replayed(self.epochs, record.values)
+            case {"restored": int()}:
+                self._meet(record.values)
+                replayed(self.epochs, record.values)
+            case {"undone": int(number)}:
+                self._meet(record.values)
+                first = next((n for n, epoch in enumerate(self.epochs) if epoch.opaque == number), len(self.epochs))
+                self.epochs[first:] = [Epoch()]
+                self._remap(number, dict(cast("list[tuple[int, int]]", record.values.get("became", []))))
+            case {"copied": [int(old), int(new)], "before": int(number)}:
+                self._remap(number, {old: new})
+            case {"taking back": int(number), "kept": (str() | None) as kept}:
+                self.kept[number] = kept
+            case {"process": [str(name), int(pid), int(ticks), str(boot)]}:
+                self.processes.append(CallProcess(name, pid, ticks, boot))
+            case {"commit": str()}:
+                self.committed = True
+                self.done.append(CommittedCall(tuple(self.epochs), record.payload))
+                if record.payload is not None:
+                    self.commits.append(record)
+            case {"end": str()}:
+                self.ended = self.call if self.committed and self.done[-1].payload is not None else None
+                self.call, self.epochs = None, [Epoch()]
+            case values:
+                if self.committed and self.call is None and "undo" in values:  # the record of its begin was damaged
+                    self._begin(("", ""), 0)
+                replayed(self.epochs, values)
+
+    def _meet(self, values: Mapping[str, object]) -> None:
+        self.conflicts.update(cast("list[str]", values.get("conflicts", [])))
+        self.displaced.update(cast("dict[str, str]", values.get("displaced", {})))
+        self.moved.update(cast("dict[str, str]", values.get("moved", {})))
+
+    def _begin(self, call: tuple[str, str], began_ns: int) -> None:
+        self.call, self.began_ns, self.committed = call, began_ns, False
+        self.epochs, self.processes = [Epoch()], []
+        self.conflicts, self.displaced, self.moved = set(), {}, {}
+
+    def _remap(self, number: int, became: Mapping[int, int]) -> None:
+        """A way back to where an opaque call began has put other inodes in the place of these."""
+        for known in [known for known in self.more if known <= number]:
+            earlier = self.became.get(known, {})
+            self.became[known] = {**became, **{old: became.get(new, new) for old, new in earlier.items()}}
+        for epoch in self.epochs:
+            if epoch.opaque is not None and epoch.opaque >= number:
+                break
+            epoch.remap(became)

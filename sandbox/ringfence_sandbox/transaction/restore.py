@@ -1,0 +1,508 @@
+"""The way back: `Restore` makes every path of an undo log what it was before.
+
+For a rollback, for recovery after a crash, for an operation that failed half way and for snapshots alike:
+
+1. Compare. A path that is as before is left alone. One that the call has put there is put right. Anything else is
+   somebody else's: it stays, and is a conflict.
+2. Take away what is in the way, what is in a directory before the directory. A file goes to the displaced ones, whole;
+   nothing is unlinked, so a full disk does not matter.
+3. Put back: the very file of before, found by its inode among the displaced ones or where the call has moved it, by one
+   rename, or by one exchange with what the call has put in its place.
+4. Permission bits, then the bits and times of directories, from the bottom.
+
+Each step can be killed and done again: it looks first, and what is done already is as before. The epochs of the log are
+undone from the newest; a moved directory is moved back between two of them, and tells which of them are done.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from ringfence_sandbox.disk.confined import UNREACHABLE, Confined, read_file
+from ringfence_sandbox.disk.kernel import Renames, failpoint, lstat, set_mode
+from ringfence_sandbox.disk.state import Json, State
+from ringfence_sandbox.transaction.directory_times import ChangedDirectory, DirectoryTimes
+from ringfence_sandbox.transaction.hold import Hold
+from ringfence_sandbox.transaction.power_loss import is_same_writing, is_torn_file
+from ringfence_sandbox.transaction.undo_log import Epoch, Move, UndoRecord, is_below, rebased
+
+_HASHED_BYTES = 1 << 20
+"""In the process, what is larger is known by its size and time alone: a rollback must not cost what a file weighs."""
+_IN_THE_WAY = UNREACHABLE | {errno.EEXIST, errno.ENOTEMPTY, errno.EXDEV}
+"""What the system says where somebody else's is at a path, or on the way to it."""
+
+
+class ChangeLog(Protocol):
+    """Where the changes of a restore that can be undone itself are logged."""
+
+    def touch(self, path: str, found: os.stat_result | None, after: State | None) -> None:
+        """A path is about to change from what was found there."""
+        ...
+
+    def touch_directory(self, old: str, new: str, found: os.stat_result) -> object:
+        """A directory is about to be renamed. FileExistsError: it has to stay."""
+        ...
+
+    def displaced(self, path: str, found: os.stat_result, place: str) -> None:
+        """What was at a path has come to a place among the displaced files."""
+        ...
+
+
+@dataclass(slots=True)
+class RestoreReport:
+    """``conflicts`` are paths that somebody else has changed; they were left alone."""
+
+    conflicts: set[str] = field(default_factory=set[str])
+    displaced: dict[str, str] = field(default_factory=dict[str, str])
+    """Of the conflicts, where what was at the path before is held."""
+    moved: dict[str, str] = field(default_factory=dict[str, str])
+    """Of the conflicts, where what the call had moved from there still is."""
+    notes: list[str] = field(default_factory=list[str])
+    lost: set[str] = field(default_factory=set[str])
+    """Paths whose file of before was not found where it has to be."""
+    errors: list[OSError] = field(default_factory=list[OSError])
+    """Why something could not be put right now; it may be tried again."""
+    became: dict[int, int] = field(default_factory=dict[int, int])
+    """Inodes that others have taken the place of."""
+    remade: bool = False
+    """Whether anything was put back that may be another inode than before."""
+
+    def to_json(self, epochs: int) -> dict[str, Json]:
+        """For the log: how many epochs are left, and what must not be lost of the others."""
+        displaced, moved = self.displaced, self.moved
+        return {"restored": epochs, "conflicts": [*self.conflicts], "displaced": {**displaced}, "moved": {**moved}}
+
+
+class Restore:
+    """One way back over epochs of an undo log."""
+
+    def __init__(
+        self,
+        files: Confined,
+        renames: Renames,
+        hold: Hold,
+        times: DirectoryTimes,
+        *,
+        thorough: bool = False,
+        lost_power: bool = False,
+        log: ChangeLog | None = None,
+    ) -> None:
+        """``thorough`` compares content of any size before it is taken for the call's own. With ``lost_power`` a file
+        of the call may have lost bytes."""
+        self.report = RestoreReport()
+        self.files = files
+        self.renames = renames
+        self.hold = hold
+        self.times = times
+        self.thorough = thorough
+        self.lost_power = lost_power
+        self.log = log
+        self.known: dict[int, list[State]] = {}
+        """By inode, the states that the log has of files."""
+        self.before: set[int] = set()
+        """The inodes of files of before."""
+        self.held: dict[int, list[str]] = {}
+        """By inode, the places of what is displaced."""
+
+    def run(self, epochs: Sequence[Epoch], *, undone: Callable[[int], None] = lambda _: None) -> RestoreReport:
+        """Undo the epochs, the newest first; ``undone`` is told how many are left."""
+        if self.hold.held is not None:
+            self.held = self.hold.held.inodes(below=self.log is not None)
+        records = [record for epoch in epochs for record in epoch.records.values()]
+        self.before = {record.before.inode for record in records if record.before is not None}
+        for state in [state for record in records for state in (record.before, *record.afters)]:
+            if state is not None:
+                self.known.setdefault(state.inode, []).append(state)
+        for number in reversed(range(len(epochs))):
+            epoch = epochs[number]
+            if epoch.move is not None:
+                self.attempt(lambda move=epoch.move: self._move_back(move))
+            before = epochs[number - 1].move if number else None
+            if before is None or not self.is_at(before.old, before.inode):
+                _EpochRestore(self, epoch).run()
+            if self.report.errors:
+                break
+            undone(number)
+        moved = self.report.moved.items()
+        self.report.notes += [f"what was moved from {path} is still at {place}" for path, place in moved]
+        return self.report
+
+    def attempt(self, work: Callable[[], None], path: str = "") -> bool:
+        """Whether it was done; what keeps it from being done now is kept for later."""
+        try:
+            work()
+        except OSError as error:
+            if error.errno in _IN_THE_WAY and path:
+                self.conflict(path)
+            elif error.errno in _IN_THE_WAY:
+                pass
+            else:
+                self.report.errors.append(error)
+            return False
+        return True
+
+    def conflict(self, path: str, inode: int | None = None) -> None:
+        """Somebody else's is at a path; what was there before, with that inode, is kept if it is held."""
+        self.report.conflicts.add(path)
+        if inode is not None and self.held.get(inode):
+            self.report.displaced[path] = self.held[inode][-1]
+
+    def lose(self, path: str) -> None:
+        self.report.lost.add(path)
+        words = "before is lost: it was removed from where displaced files wait"
+        self.report.notes.append(f"what was at {path} {words}")
+
+    def is_at(self, path: str, inode: int) -> bool:
+        found = self.files.look(path)
+        return found is not None and found.st_ino == inode
+
+    def _move_back(self, move: Move) -> None:
+        if self.is_at(move.old, move.inode):
+            return
+        held = self.hold.held is not None and move.new.startswith(f"{self.hold.held.name}/")
+        if not self.is_at(move.new, move.inode):
+            self.conflict(move.old)
+            if held:
+                self.lose(move.old)
+            return
+        try:
+            if self.files.look(move.old) is not None:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), move.old)
+            self.move(move.new, move.old)
+            for path, place in self.report.moved.items():
+                if is_below(place, move.new):
+                    self.report.moved[path] = rebased(place, move.new, move.old)
+        except OSError as error:
+            if error.errno not in _IN_THE_WAY:
+                raise
+            self.conflict(move.old, move.inode)
+            if not held:
+                self.report.moved[move.old] = move.new
+
+    def move(self, source: str, target: str) -> None:
+        found = self.files.look(source) if self.log is not None else None
+        if self.log is not None and found is not None:
+            self.log.touch_directory(source, target, found)
+        self.rename(source, target)
+
+    def rename(self, source: str, target: str) -> None:
+        with (
+            ChangedDirectory(self.times, source) as (at, name),
+            ChangedDirectory(self.times, target) as (to, new),
+        ):
+            self.renames.rename(at, name, to, new)
+
+
+class _EpochRestore:
+    """The records of one epoch, under the names of its time."""
+
+    def __init__(self, restore: Restore, epoch: Epoch) -> None:
+        self._restore = restore
+        self._files = restore.files
+        self._renames = restore.renames
+        self._times = restore.times
+        self._held = restore.held
+        self._records: Mapping[str, UndoRecord] = epoch.records
+        self._found: dict[str, os.stat_result | None] = {}
+        self._at: dict[int, list[str]] = {}
+        """By inode, the paths where the call has put something that is to go."""
+        self._placed: set[str] = set()
+        """What has its own file again."""
+        self._modes: dict[str, int] = {}
+        """The permission bits that directories get in the end."""
+
+    def run(self) -> None:
+        self._open_directories()
+        self._compare()
+        self._let_moved_stay()
+        for path in sorted(self._found, reverse=True):
+            if self._goes(path):
+                self._do(path, self._take_away)
+        for path in sorted(self._found):
+            if path not in self.report.conflicts and self._records[path].before is not None:
+                self._do(path, self._put_back)
+        for path in sorted(self._records, reverse=True):
+            if path not in self.report.conflicts:
+                self._do(path, self._finish)
+
+    @property
+    def report(self) -> RestoreReport:
+        return self._restore.report
+
+    def _do(self, path: str, work: Callable[[str], None]) -> None:
+        self._restore.attempt(lambda: work(path), path)
+
+    def _touch(self, path: str, found: os.stat_result | None, after: State | None) -> None:
+        if self._restore.log is not None:
+            self._restore.log.touch(path, found, after)
+
+    # -- 1. compare
+
+    def _open_directories(self) -> None:
+        """Have the directories of the epoch be writable while it is undone. Bits that somebody else has set stay."""
+        for path, record in sorted(self._records.items()):
+            before = record.before
+            found = None if before is None or not before.is_directory else self._files.look(path)
+            if before is None or found is None or found.st_ino != before.inode:
+                continue
+            mode = stat.S_IMODE(found.st_mode)
+            own = {before.mode, *(one.mode for one in record.afters if one is not None)}
+            self._modes[path] = before.mode if mode in own | {one | stat.S_IRWXU for one in own} else mode
+            if mode & stat.S_IRWXU != stat.S_IRWXU and os.geteuid() != 0:
+                with self._files.parent(path) as (at, name), suppress(PermissionError):
+                    failpoint("chmod")
+                    set_mode(at, name, mode | stat.S_IRWXU)
+
+    def _compare(self) -> None:
+        for path, record in self._records.items():
+            found = self._look(path)
+            if self._is_before(record.before, found):
+                self._give_back(path, record, found)
+            elif not record.afters:  # a directory in which the call did something, and that somebody has removed
+                continue
+            elif self._is_own(path, record, found):
+                if self._give_back(path, record, found):
+                    continue
+                self._found[path] = found
+                if found is not None and not stat.S_ISDIR(found.st_mode):
+                    self._at.setdefault(found.st_ino, []).append(path)
+            elif self._is_done(record):
+                self._restore.conflict(path, None if record.before is None else record.before.inode)
+
+    def _look(self, path: str) -> os.stat_result | None:
+        return self._files.look(path)
+
+    def _is_before(self, before: State | None, found: os.stat_result | None) -> bool:
+        """Whether a path has what it had; its permission bits come later, and the content of a file that is its own
+        inode is not looked at: no call writes into one."""
+        if before is None or found is None:
+            return before is None and found is None
+        return before.inode == found.st_ino and before.kind == State.of(found).kind
+
+    def _is_own(self, path: str, record: UndoRecord, found: os.stat_result | None) -> bool:
+        """Whether the call has put there what is there."""
+        if found is None:
+            # An exchange may have been cut off, in several renames: then what the call has made is still held.
+            last = record.afters[-1]
+            return None in record.afters or (last is not None and self._is_away(last.inode))
+        return any(one is not None and self._is_state(path, one, found) for one in record.afters)
+
+    def _is_away(self, inode: int) -> bool:
+        """Whether a file that the call had given a path is displaced, or back where the call had moved it from."""
+        if self._held.get(inode):
+            return True
+        sources = (path for path, one in self._records.items() if one.before is not None and one.before.inode == inode)
+        return any(self._restore.is_at(path, inode) for path in sources)
+
+    def _is_state(self, path: str, state: State, found: os.stat_result) -> bool:
+        if state.is_directory:
+            return stat.S_ISDIR(found.st_mode) and state.inode in (0, found.st_ino)
+        if state.fits(found):
+            return self._has_content(path, state, found)
+        if self._restore.lost_power and is_same_writing(found, state):
+            with self._files.parent(path) as (at, name):
+                return is_torn_file(at, name, path, state)
+        return stat.S_ISREG(found.st_mode) and state.same_content(lambda: self._sha256(path))
+
+    def _has_content(self, path: str, state: State, found: os.stat_result) -> bool:
+        if state.sha256 is None or not (self._restore.thorough or state.size <= _HASHED_BYTES):
+            return True
+        sha256 = self._sha256(path)
+        if sha256 is None or sha256 == state.sha256:  # unreadable by the permission bits of the file that it replaced
+            return True
+        if not self._restore.lost_power:
+            return False
+        with self._files.parent(path) as (at, name):
+            return is_torn_file(at, name, path, state)
+
+    def _sha256(self, path: str) -> str | None:
+        try:
+            with self._files.parent(path) as (at, name):
+                return hashlib.sha256(read_file(at, name, path)[0]).hexdigest()
+        except OSError:
+            return None
+
+    def _give_back(self, path: str, record: UndoRecord, found: os.stat_result | None) -> bool:
+        """Whether somebody had saved the path, or has written into a file that the call had made, and the call has
+        displaced that: it gets the path again."""
+        holding, before = self._restore.hold.held, record.before
+        for slot in record.slots if holding is not None else ():
+            assert holding is not None
+            there = holding.look(slot)
+            if there is None or not stat.S_ISREG(there.st_mode):
+                continue
+            if any(one.fits(there) for one in self._restore.known.get(there.st_ino, ())):
+                continue
+            if there.st_ino in self._restore.before:  # a program had it open: it goes back to its own path
+                continue
+            with ChangedDirectory(self._times, path) as (at, name):
+                if found is None:
+                    with suppress(FileExistsError):
+                        self._renames.rename(holding.descriptor, str(slot), at, name)
+                else:
+                    self._renames.exchange(at, name, holding.descriptor, str(slot))
+                    self._held.setdefault(found.st_ino, []).append(holding.place(slot))
+            self._restore.conflict(path, None if before is None else before.inode)
+            return True
+        return False
+
+    def _is_done(self, record: UndoRecord) -> bool:
+        """Whether a change was made, as far as it can be told: else what the call would have put there is held, and
+        what was there before is not."""
+        before, last = record.before, record.afters[-1]
+        if last is None or not self._held.get(last.inode):
+            return True
+        return before is not None and bool(self._held.get(before.inode))
+
+    def _let_moved_stay(self) -> None:
+        """What the call has moved from a path that somebody else has taken stays where it is."""
+        for path, record in self._records.items():
+            if path in self.report.conflicts and record.before is not None:
+                for place in self._at.get(record.before.inode, ()):
+                    if self._records[place].before is None:
+                        del self._found[place]
+                        self.report.moved[path] = place
+
+    # -- 2. take away
+
+    def _goes(self, path: str) -> bool:
+        found, before = self._found.get(path), self._records[path].before
+        return found is not None and (before is None or before.is_directory or stat.S_ISDIR(found.st_mode))
+
+    def _take_away(self, path: str) -> None:
+        found = self._found[path]
+        assert found is not None, "there is something to take away"
+        if not stat.S_ISDIR(found.st_mode):
+            self._displace(path, found)
+        elif self._restore.log is not None:
+            if self._files.names(path):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+            holding = self._restore.hold.make()
+            self._restore.move(path, holding.place(holding.new_slot(path)))
+        else:
+            with ChangedDirectory(self._times, path) as (at, name):
+                failpoint("rmdir")
+                os.rmdir(name, dir_fd=at)
+
+    def _displace(self, path: str, found: os.stat_result) -> None:
+        """Take a file away; one that somebody has saved in this instant comes back, and is a conflict."""
+        holding = self._restore.hold.make()
+        free = (slot for slot in self._records[path].slots if holding.look(slot) is None)
+        slot = next(free, None)
+        if slot is None:
+            slot = holding.new_slot(path)
+        self._touch(path, found, None)
+        with ChangedDirectory(self._times, path) as (at, name):
+            self._renames.rename(at, name, holding.descriptor, str(slot))
+            taken = holding.look(slot)
+            if not State.of(found).fits(taken):
+                self._renames.rename(holding.descriptor, str(slot), at, name)
+                raise FileExistsError(errno.EEXIST, "was changed by somebody else", path)
+        self._has_displaced(path, found, holding.place(slot))
+
+    def _has_displaced(self, path: str, found: os.stat_result, place: str) -> None:
+        self._held.setdefault(found.st_ino, []).append(place)
+        if self._restore.log is not None:
+            self._restore.log.displaced(path, found, place)
+
+    # -- 3. put back
+
+    def _put_back(self, path: str) -> None:
+        record = self._records[path]
+        before, found = record.before, self._found[path]
+        assert before is not None, "there is something to put back"
+        if before.is_directory:
+            self._make_directory(path, before)
+            return
+        body = self._body(before)
+        if body is None:
+            self._restore.conflict(path)
+            self._restore.lose(path)
+            return
+        exchanged = found if found is not None and not self._goes(path) else None
+        self._touch(path, exchanged, before)
+        with self._files.parent(body) as (held, held_name), ChangedDirectory(self._times, path) as (at, name):
+            if exchanged is None:
+                self._renames.rename(held, held_name, at, name)
+            else:
+                self._renames.exchange(at, name, held, held_name)
+                if not State.of(exchanged).fits(lstat(held, held_name)):
+                    self._renames.exchange(at, name, held, held_name)
+                    self._restore.conflict(path, before.inode)
+                    return
+        if exchanged is not None:
+            self._has_displaced(path, exchanged, body)
+        self._held[before.inode].remove(body)
+        self._placed.add(path)
+
+    def _body(self, before: State) -> str | None:
+        """The place where the file of before is held; it may be where the call has moved it, and is taken from
+        there."""
+        if not self._held.get(before.inode):
+            for place in self._at.get(before.inode, ()):
+                there = self._look(place)
+                if there is not None and there.st_ino == before.inode and place not in self.report.conflicts:
+                    self._displace(place, there)
+                    self._found[place] = None
+                    break
+        places = self._held.get(before.inode)
+        return places[-1] if places else None
+
+    def _make_directory(self, path: str, before: State) -> None:
+        if self._look(path) is not None:
+            return
+        self._touch(path, None, replace(before, inode=0))
+        with ChangedDirectory(self._times, path) as (at, name):
+            failpoint("mkdir")
+            os.mkdir(name, 0o700, dir_fd=at)
+        self._modes[path] = before.mode
+
+    # -- 4. metadata
+
+    def _finish(self, path: str) -> None:
+        before = self._records[path].before
+        found = None if before is None else self._look(path)
+        if before is None or found is None or stat.S_ISLNK(found.st_mode):
+            return
+        if before.is_directory:
+            if stat.S_ISDIR(found.st_mode) and path in self._modes:
+                self._finish_directory(path, before, found)
+        elif found.st_ino == before.inode and stat.S_IMODE(found.st_mode) != before.mode:
+            own = {one.mode for one in self._records[path].afters if one is not None}
+            if path in self._placed or stat.S_IMODE(found.st_mode) in own:
+                self._set_mode(path, found, before.mode)
+            else:
+                self._restore.conflict(path)
+
+    def _finish_directory(self, path: str, before: State, found: os.stat_result) -> None:
+        mode = self._modes[path]
+        if mode != before.mode and self._records[path].afters:
+            self._restore.conflict(path)
+        self._times.met(found)  # somebody may have changed it
+        wanted = self._records[path].before
+        assert wanted is not None, "it was a directory"
+        if stat.S_IMODE(found.st_mode) != mode:
+            self._set_mode(path, found, mode)
+        if found.st_mtime_ns != wanted.mtime_ns:
+            self._touch(path, found, replace(State.of(found), mtime_ns=wanted.mtime_ns))
+            with self._files.parent(path) as (at, name):
+                failpoint("utime")
+                try:
+                    os.utime(name, ns=(found.st_atime_ns, wanted.mtime_ns), dir_fd=at, follow_symlinks=False)
+                except PermissionError:  # whoever may write in it may not set its times
+                    whose = f"the time of {path or 'the root'} cannot be brought back, it is another user's"
+                    self.report.notes.append(whose)
+                self._times.gave(found.st_ino, wanted.mtime_ns)
+
+    def _set_mode(self, path: str, found: os.stat_result, mode: int) -> None:
+        self._touch(path, found, replace(State.of(found), mode=mode))
+        with self._files.parent(path) as (at, name):
+            failpoint("chmod")
+            set_mode(at, name, mode)
