@@ -53,7 +53,6 @@ from ringfence_sandbox.disk.outputs import KeptOutputs, is_output
 from ringfence_sandbox.disk.places import said_only_this_host
 from ringfence_sandbox.edits import Edits
 from ringfence_sandbox.opening import Opened
-from ringfence_sandbox.restore_writes import RestoreWrites
 from ringfence_sandbox.transaction.changes import History
 from ringfence_sandbox.transaction.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.transaction.read_set import relinked
@@ -422,11 +421,12 @@ class HostFilesystem(Transactional):
             self._edits.symlink(normal, target)
 
     @contextmanager
-    def restore_writes(self) -> Generator[RestoreWrites]:
-        """For whoever brings files back from the history; inside of a call, like every change."""
+    def restoring(self) -> Generator[Edits]:
+        """For whoever brings files back from the history; one operation inside of a call."""
         with self.lock.mutex:
             self._admit()
-            yield RestoreWrites(self._edits)
+            with self._transactions.operation():
+                yield self._edits
 
     # -- states
 

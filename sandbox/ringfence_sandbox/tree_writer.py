@@ -1,61 +1,25 @@
-"""Bringing the tree from one state of the history to another, by operations of the filesystem, in one call."""
+"""Bringing the tree from one state of the history to another: undo records, computed from commits, and `Restore`."""
 
 from __future__ import annotations
 
-import errno
+import hashlib
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence, Set
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 
-from ringfence_sandbox.host import HostFilesystem
-from ringfence_sandbox.restore_writes import RestoreWrites
-from ringfence_sandbox.store.entries import Difference, Entry, is_directory
+from ringfence_sandbox.disk.confined import read_file
+from ringfence_sandbox.disk.kernel import failpoint
+from ringfence_sandbox.disk.new_files import resemble, write_all
+from ringfence_sandbox.disk.state import State
+from ringfence_sandbox.edits import Edits
+from ringfence_sandbox.steps.metadata import apply_metadata
+from ringfence_sandbox.store.entries import Entry, blob_id, is_directory
 from ringfence_sandbox.store.states import States
+from ringfence_sandbox.transaction.read_set import stale
+from ringfence_sandbox.transaction.undo_log import Epoch, UndoRecord
 
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """To be done in the order of the fields.
-
-    ``removals``: paths to remove, what is in a directory before it, so that each directory is empty by then.
-    ``directories``: to make, or to make writable for the moment, from the top. ``files``: with their bytes by object
-    id, modes, owners and times. ``links``: the groups of paths that are one file, with those that are there already.
-    ``finish``: the modes, owners and times of all directories touched, from the bottom.
-    """
-
-    removals: tuple[str, ...]
-    directories: tuple[str, ...]
-    files: tuple[tuple[str, Entry], ...]
-    links: tuple[tuple[str, ...], ...]
-    finish: tuple[tuple[str, Entry], ...]
-
-
-def _plan(
-    differences: Iterable[Difference],
-    directories: Mapping[str, Entry],
-    linked: Mapping[int, Sequence[str]],
-) -> _Plan:
-    """From the state now to the wanted one; ``differences`` has both for each path.
-
-    ``directories`` are the wanted states of the directories above the differences: their times change with what is
-    done in them. ``linked`` has all wanted paths of the hard-link groups that occur in them.
-    """
-    found = sorted(differences)
-    removals = [path for path, now, wanted in found if now is not None and (wanted is None or now.kind != wanted.kind)]
-    wanted = [(path, entry) for path, _, entry in found if entry is not None]
-    made = [path for path, now, entry in found if is_directory(entry) and not is_directory(now)]
-    numbers = {entry.meta.link for _, entry in wanted if not is_directory(entry)}
-    groups = (tuple(paths) for number, paths in linked.items() if number in numbers and len(paths) > 1)
-    finish = dict(directories) | {path: entry for path, entry in wanted if is_directory(entry)}
-    return _Plan(
-        tuple(reversed(removals)),
-        tuple(made),
-        tuple((path, entry) for path, entry in wanted if not is_directory(entry)),
-        tuple(groups),
-        tuple(sorted(finish.items(), reverse=True)),
-    )
+_KINDS = {"file": stat.S_IFREG, "symlink": stat.S_IFLNK, "directory": stat.S_IFDIR}
 
 
 class TreeWriter:
@@ -64,22 +28,18 @@ class TreeWriter:
     ``notes`` has in words what was not brought back.
     """
 
-    def __init__(self, filesystem: HostFilesystem, states: States, now: str, contents: Mapping[str, bytes]) -> None:
+    def __init__(self, edits: Edits, states: States, now: str, contents: Mapping[str, bytes]) -> None:
         """``now`` is the commit that has the tree as it is; ``contents`` has bytes by object id besides the store's."""
-        self.notes: Sequence[str] = ()
-        self._filesystem = filesystem
+        self.notes: list[str] = []
+        self._edits = edits
+        self._transactions = edits.transactions
+        self._files = edits.transactions.files
         self._states = states
         self._now = now
         self._contents = contents
-        self._modes: dict[str, int] = {}
-        """Of the directories that were made writable for the moment."""
-        self._written: dict[str, Entry] = {}
-        self._names: dict[str, tuple[str, ...]] = {}
-        """By path, all names of the file that it is to be."""
-        self._waiting: set[str] = set()
-        """What is still to be written."""
-        self._gone: Set[str] = frozenset()
-        """What was removed."""
+        self._wanted: Mapping[str, Entry | None] = {}
+        self._names: dict[int, list[str]] = {}
+        """By link number, all paths that are to be names of one file."""
 
     def write(
         self, wanted: Mapping[str, Entry | None], before: Iterable[str] = (), *, whole: str | None = None
@@ -88,26 +48,78 @@ class TreeWriter:
 
         ``before`` are the commits that have the wanted states: there it says which paths are names of one file.
         ``whole`` is the commit that all of the tree is to be as, where there is one.
+
+        Raises:
+            OSError (ESTALE): somebody has changed a path since the history looked at it.
         """
-        differences = [Difference(path, self._states.entry(self._now, path), state) for path, state in wanted.items()]
         before = [*before]
+        self._wanted = wanted
+        self._find_names(before)
         directories = self._above(wanted, whole) if whole is not None else self._as_before(wanted, before)
-        plan = _plan(differences, directories, self._linked(wanted, before))
-        self._names = {path: group for group in plan.links for path in group}
-        self._waiting = {path for path, _ in plan.files}
-        with self._filesystem.restore_writes() as back:
-            kept = self._remove(back, plan)
-            self._gone = {*plan.removals} - kept
-            made = self._make_directories(plan, kept)
-            for path, entry in plan.files:
-                if path not in kept:
-                    self._open_up(path)
-                    self._expect(back, path)
-                    self._write(back, path, entry)
-                self._waiting.discard(path)
-            self._finish(back, plan, kept, made)
-            self.notes = tuple(back.notes)
+        epoch = Epoch()
+        for path, entry in {**directories, **wanted}.items():
+            now = self._states.entry(self._now, path)
+            found = self._check(path, now) if path in wanted else self._files.look(path)
+            epoch.records[path] = self._record(path, entry, now, found)
+            if path not in wanted:
+                epoch.records[path].afters.clear()
+        self._open_up(epoch)
+        report = self._transactions.make(epoch, self._make)
+        kept = {path for path in report.conflicts if self._holds_more(path)}
+        for path in sorted(report.conflicts - kept):
+            raise stale(path)
+        self.notes += report.notes
+        for path, entry in sorted(wanted.items()):
+            if entry is not None and entry.kind == "directory" and path not in kept:
+                self._give_owner(path, entry)
         return kept
+
+    # -- the records
+
+    def _record(self, path: str, entry: Entry | None, now: Entry | None, found: os.stat_result | None) -> UndoRecord:
+        after = None if found is None else State.of(found)
+        if entry is None:
+            return UndoRecord(path, None, [after])
+        inode = 0  # of another file, which is made
+        if found is not None and now is not None and now.kind == entry.kind:
+            only_mode = entry == replace(now, meta=replace(now.meta, mode=entry.meta.mode))
+            if entry.kind == "directory" or (only_mode and found.st_nlink == 1):
+                inode = found.st_ino
+        meta = entry.meta
+        size = 0 if found is None else found.st_size
+        state = State(entry.kind, meta.mode, meta.uid, meta.gid, meta.mtime_ns, size, inode)
+        return UndoRecord(path, state, [after])
+
+    def _open_up(self, epoch: Epoch) -> None:
+        """Have directories that cannot be written be so for the moment."""
+        for path in {path.rpartition("/")[0] for path in self._wanted} - epoch.records.keys():
+            found = self._files.look(path)
+            if found is not None and stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+                epoch.records[path] = UndoRecord(path, State.of(found))
+
+    def _check(self, path: str, entry: Entry | None) -> os.stat_result | None:
+        """What is at a path. Raises OSError (ESTALE) where that is not what the history has of it; what somebody
+        changes there after this is not written over, or removed, either."""
+        found = self._files.look(path)
+        if entry is None or found is None:
+            if entry is not None or found is not None:
+                raise stale(path)
+            return None
+        if stat.S_IFMT(found.st_mode) != _KINDS[entry.kind]:
+            raise stale(path)
+        if entry.kind == "directory":
+            return found
+        with self._files.parent(path) as (at, name):
+            try:
+                if entry.kind == "symlink":
+                    content = os.fsencode(os.readlink(name, dir_fd=at))
+                else:
+                    content, found = read_file(at, name, path)
+            except OSError:
+                raise stale(path) from None
+        if blob_id(content) != entry.oid:
+            raise stale(path)
+        return found
 
     def _above(self, paths: Iterable[str], commit: str) -> dict[str, Entry]:
         """The directories that paths are in, at a commit."""
@@ -125,97 +137,85 @@ class TreeWriter:
         now = self._above(wanted, self._now)
         return {path: entry for path, entry in now.items() if path not in wanted and was.get(path) == entry}
 
-    def _linked(self, wanted: Mapping[str, Entry | None], before: Iterable[str]) -> dict[int, list[str]]:
-        numbers = {state.meta.link for state in wanted.values() if state is not None and state.meta.link}
-        found: dict[int, list[str]] = {}
+    def _find_names(self, before: Iterable[str]) -> None:
+        numbers = {state.meta.link for state in self._wanted.values() if state is not None and state.meta.link}
         for commit in before if numbers else ():
             for number, paths in self._states.linked(commit, numbers).items():
-                found[number] = sorted({*found.get(number, ()), *paths})
-        return found
+                self._names[number] = sorted({*self._names.get(number, ()), *paths})
 
-    def _expect(self, back: RestoreWrites, path: str) -> None:
-        """Somebody may have changed a path since that commit: then it is not to be taken away or written over."""
-        back.expect(path, self._states.entry(self._now, path) if path not in self._gone else None)
+    def _holds_more(self, path: str) -> bool:
+        """Whether a directory stays because of what is in it."""
+        found = self._files.look(path)
+        return found is not None and stat.S_ISDIR(found.st_mode) and bool(self._files.names(path))
 
-    def _remove(self, back: RestoreWrites, plan: _Plan) -> set[str]:
-        files = self._filesystem
-        kept: set[str] = set()
-        for path in plan.removals:
-            self._open_up(path)
-            try:
-                self._expect(back, path)
-                files.delete(path)
-                self._modes.pop(path, None)
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EISDIR):
-                    raise
-                kept.add(path)
-        return kept
+    # -- bodies
 
-    def _make_directories(self, plan: _Plan, kept: Set[str]) -> set[str]:
-        made: set[str] = set()
-        for path in plan.directories:
-            if path not in kept:
-                self._open_up(path)
-                self._filesystem.mkdir(path)
-                self._filesystem.chmod(path, 0o700 | stat.S_IMODE(self._filesystem.stat(path).mode))
-                made.add(path)
-        return made
-
-    def _finish(self, back: RestoreWrites, plan: _Plan, kept: Set[str], made: Set[str]) -> None:
-        """Modes, owners and times of directories, from the bottom."""
-        finish = {path: entry.meta for path, entry in plan.finish if path not in kept}
-        for path, meta in finish.items():
-            self._modes[path] = meta.mode
-        for path in sorted(self._modes, reverse=True):
-            with suppress(FileNotFoundError):
-                if path not in kept:
-                    back.mode(path, self._modes[path])
-        for path in sorted(finish, reverse=True):
-            back.directory(path, finish[path], made=path in made)
-
-    def _write(self, back: RestoreWrites, path: str, entry: Entry) -> None:
+    def _make(self, path: str, in_place: Callable[[str], bool]) -> int:
+        """Make the file or symlink that a path is to have; its slot. ``in_place`` says of another path whether it is as
+        wanted already."""
+        entry = self._wanted[path]
+        assert entry is not None, "it is to be there"
         assert entry.oid is not None, "a file has an object id"
-        now = self._states.entry(self._now, path)
-        other = self._other_name(path, entry)
+        other = self._other_name(path, entry, in_place)
+        holding = self._transactions.holding
+        if entry.kind == "symlink":
+            slot = self._edits.new_symlink(path, os.fsdecode(self._content(entry.oid)))
+            self._dress(path, slot, entry)
+            return slot
+        slot = holding.new_slot(path)
         if other is not None:
-            back.link(path, other)
-        elif entry.kind == "symlink":
-            back.symlink(path, os.fsdecode(self._content(entry.oid)), entry.meta)
-        elif entry.oid in self._contents:  # merged just now, so its time is now, too
-            self._filesystem.write_bytes(path, self._content(entry.oid), create_parents=False)
-            self._filesystem.chmod(path, entry.meta.mode)
-        elif now is not None and entry == replace(now, meta=replace(now.meta, mode=entry.meta.mode)):
-            back.mode(path, entry.meta.mode)
-        else:
-            back.file(path, self._content(entry.oid), entry.meta)
-        self._written[path] = entry
+            failpoint("link")
+            with self._files.parent(other) as (at, name):
+                os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
+            return slot
+        content = self._content(entry.oid)
+        descriptor = holding.create(slot)
+        try:
+            write_all(descriptor, content)
+            found = self._files.look(path)
+            if found is not None and stat.S_ISREG(found.st_mode):
+                with self._files.parent(path) as (at, name):
+                    resemble(descriptor, at, name, found, entry.meta.mode)
+            if entry.oid in self._contents:  # merged just now, so its time is now, too
+                os.fchmod(descriptor, entry.meta.mode)
+            else:
+                self._dress(path, slot, entry)
+            self._edits.finished(descriptor, hashlib.sha256(content).hexdigest(), content)
+        finally:
+            os.close(descriptor)
+        return slot
 
-    def _other_name(self, path: str, entry: Entry) -> str | None:
-        """Another name of what is to be one file with this path, where it is as wanted already."""
-        for other in self._names.get(path, ()):
-            if other not in self._waiting:
-                there = self._written.get(other)
-                if there is None and other not in self._gone:
-                    there = self._states.entry(self._now, other)
-                if there is not None and _alike(there, entry):
-                    return other
+    def _other_name(self, path: str, entry: Entry, in_place: Callable[[str], bool]) -> str | None:
+        """Another name of what is to be one file with this path."""
+        for other in self._names.get(entry.meta.link, ()) if entry.meta.link else ():
+            if other == path:
+                continue
+            there = self._wanted.get(other, self._states.entry(self._now, other))
+            if there is not None and in_place(other) and _alike(there, entry):
+                return other
         return None
 
     def _content(self, oid: str) -> bytes:
         known = self._contents.get(oid)
         return known if known is not None else self._states.content(oid)
 
-    def _open_up(self, path: str) -> None:
-        """Make the directory that a path is in writable for its owner, until all is done."""
-        above = path.rpartition("/")[0]
-        if above and above not in self._modes and self._filesystem.exists(above):
-            mode = self._filesystem.stat(above).mode
-            if mode & stat.S_IRWXU != stat.S_IRWXU:
-                self._filesystem.chmod(above, mode | stat.S_IRWXU)
-                self._modes[above] = mode
+    def _dress(self, path: str, slot: int, entry: Entry) -> None:
+        if not apply_metadata(self._transactions.holding.descriptor, str(slot), entry.meta):
+            self._note_owner(path, entry)
+
+    def _give_owner(self, path: str, entry: Entry) -> None:
+        """Give a directory its owner, if it was made just now: of another one, a rollback would not take that back."""
+        found = self._files.look(path)
+        if found is None or (found.st_uid, found.st_gid) == (entry.meta.uid, entry.meta.gid):
+            return
+        made = not is_directory(self._states.entry(self._now, path))
+        with self._files.parent(path) as (at, name):
+            if not made or not apply_metadata(at, name, entry.meta):
+                self._note_owner(path, entry)
+
+    def _note_owner(self, path: str, entry: Entry) -> None:
+        meta = entry.meta
+        self.notes.append(f"{path or 'the root'} is not given back to user {meta.uid} and group {meta.gid}")
 
 
 def _alike(one: Entry, other: Entry) -> bool:

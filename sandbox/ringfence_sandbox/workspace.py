@@ -519,13 +519,15 @@ class Workspace:
         self, history: StepHistory, plan: Plan, before: Sequence[str], *, whole: str | None = None
     ) -> Sequence[str]:
         """What could not be brought back besides, in words."""
-        writer = TreeWriter(self.filesystem, self._store.states, self._tip(), plan.contents)
-        for path in sorted(writer.write(plan.states, before, whole=whole)):
+        with self.filesystem.restoring() as edits:
+            writer = TreeWriter(edits, self._store.states, self._tip(), plan.contents)
+            kept = writer.write(plan.states, before, whole=whole)
+        for path in sorted(kept):
             plan.keep(path, NOT_EMPTY)  # only now, or the plan would say so
         if self.filesystem.has_uncommitted:
             history.rewritten = {*plan.states}
         plan.sort()
-        return writer.notes
+        return tuple(writer.notes)
 
     def transaction(self, tag: str, *, session: Session | None = None) -> AbstractContextManager[Transaction]:
         """Make the changes of a ``with`` block one step, or none if it raises. ``tag`` is the tool that the step names.

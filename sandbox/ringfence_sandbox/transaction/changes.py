@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ringfence.participants import Change, FileVersion
-from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Looks, open_file
+from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Looks, is_reserved, open_file
 from ringfence_sandbox.disk.state import Json, State
 
 if TYPE_CHECKING:
@@ -118,6 +118,9 @@ class Written:
 
     def hash_of(self, found: os.stat_result) -> str | None:
         return self._hashes.get((found.st_ino, found.st_size, found.st_mtime_ns))
+
+    def hash_of_state(self, state: State) -> str | None:
+        return self._hashes.get((state.inode, state.size, state.mtime_ns))
 
     def content(self, sha256: str | None) -> bytes | None:
         return None if sha256 is None else self._bytes.get(sha256)
@@ -252,6 +255,14 @@ class TypedChanges(ChangedFiles):
     @property
     def made_again(self) -> Sequence[str]:
         return self._made_again
+
+    def moved(self, path: str) -> str | None:
+        state = self._before.get(path)
+        place = None if state is None else self._places.get(state.inode)
+        if state is None or place is None or place == path or is_reserved(place):
+            return None
+        found = self._files.look(place)
+        return place if found is not None and found.st_ino == state.inode else None
 
     def before(self, path: str) -> bytes:
         state = self._before.get(path)

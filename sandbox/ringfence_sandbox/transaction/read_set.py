@@ -26,7 +26,7 @@ class ReadSet:
         """What the call has put at paths last; None: it has left nothing there."""
         self._files = files
         self._call: CallInfo | None = None
-        self._read: dict[str, tuple[Stamp, str] | None] = {}
+        self._read: dict[str, tuple[Stamp, str]] = {}
 
     def note(self, call: CallInfo, place: str, found: os.stat_result, sha256: str) -> None:
         """The call has read a file; ``found`` is from before that."""
@@ -37,10 +37,6 @@ class ReadSet:
             self._read.clear()
         self._call = outermost
         self._read[place] = (stamp_of(found), sha256)
-
-    def expect(self, place: str, found: os.stat_result | None, sha256: str = "") -> None:
-        """`note` for a call that goes by what the history has of a path: it is what is there, None for nothing."""
-        self._read[place] = None if found is None else (stamp_of(found), sha256)
 
     def wrote(self, place: str, state: State | None) -> None:
         self._read.pop(place, None)
@@ -69,13 +65,10 @@ class ReadSet:
             state = self.left[place]
             if not self.is_left(place, state, found) or (state is not None and not self._has_content(place, state)):
                 raise stale(place)
-        elif read and place in self._read:
-            known = self._read[place]
-            if known is None or found is None:
-                if (known is None) != (found is None):
-                    raise stale(place)
+        elif read and found is not None and place in self._read:
+            stamp, sha256 = self._read[place]
             # Another ctime alone may come from a name of the same inode elsewhere: the bytes decide.
-            elif known[0] != stamp_of(found) and self._sha256(place) != known[1]:
+            if stamp != stamp_of(found) and self._sha256(place) != sha256:
                 raise stale(place)
 
     def is_left(self, place: str, state: State | None, found: os.stat_result | None) -> bool:

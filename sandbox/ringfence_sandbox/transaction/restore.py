@@ -38,11 +38,15 @@ _HASHED_BYTES = 1 << 20
 _IN_THE_WAY = UNREACHABLE | {errno.EEXIST, errno.ENOTEMPTY, errno.EXDEV}
 """What the system says where somebody else's is at a path, or on the way to it."""
 
+Make = Callable[[str, Callable[[str], bool]], int]
+"""Makes the file that a path is to have; the slot in which it is. It is told how to ask of another path whether it is
+as before already."""
+
 
 class ChangeLog(Protocol):
     """Where the changes of a restore that can be undone itself are logged."""
 
-    def touch(self, path: str, found: os.stat_result | None, after: State | None) -> None:
+    def touch(self, path: str, found: os.stat_result | None, after: State | None, slot: int | None = None) -> None:
         """A path is about to change from what was found there."""
         ...
 
@@ -93,9 +97,10 @@ class Restore:
         thorough: bool = False,
         lost_power: bool = False,
         log: ChangeLog | None = None,
+        make: Make | None = None,
     ) -> None:
         """``thorough`` compares content of any size before it is taken for the call's own. With ``lost_power`` a file
-        of the call may have lost bytes."""
+        of the call may have lost bytes. ``make`` makes a file that is nowhere."""
         self.report = RestoreReport()
         self.files = files
         self.renames = renames
@@ -104,6 +109,7 @@ class Restore:
         self.thorough = thorough
         self.lost_power = lost_power
         self.log = log
+        self.make = make
         self.known: dict[int, list[State]] = {}
         """By inode, the states that the log has of files."""
         self.before: set[int] = set()
@@ -239,9 +245,9 @@ class _EpochRestore:
     def _do(self, path: str, work: Callable[[str], None]) -> None:
         self._restore.attempt(lambda: work(path), path)
 
-    def _touch(self, path: str, found: os.stat_result | None, after: State | None) -> None:
+    def _touch(self, path: str, found: os.stat_result | None, after: State | None, slot: int | None = None) -> None:
         if self._restore.log is not None:
-            self._restore.log.touch(path, found, after)
+            self._restore.log.touch(path, found, after, slot)
 
     # -- 1. compare
 
@@ -385,7 +391,11 @@ class _EpochRestore:
             if self._files.names(path):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
             holding = self._restore.hold.make()
-            self._restore.move(path, holding.place(holding.new_slot(path)))
+            place = holding.place(holding.new_slot(path))
+            self._restore.move(path, place)
+            if not self._restore.is_at(place, found.st_ino) or self._files.names(place):
+                self._restore.rename(place, path)
+                raise OSError(errno.ENOTEMPTY, "was changed by somebody else", path)
         else:
             with ChangedDirectory(self._times, path) as (at, name):
                 failpoint("rmdir")
@@ -422,13 +432,18 @@ class _EpochRestore:
             self._make_directory(path, before)
             return
         body = self._body(before)
+        if body is None and self._restore.make is not None:
+            slot = self._restore.make(path, lambda other: other in self._placed or other not in self._found)
+            body = self._restore.hold.make().place(slot)
         if body is None:
             self._restore.conflict(path)
             self._restore.lose(path)
             return
         exchanged = found if found is not None and not self._goes(path) else None
-        self._touch(path, exchanged, before)
         with self._files.parent(body) as (held, held_name), ChangedDirectory(self._times, path) as (at, name):
+            there = lstat(held, held_name)
+            slot = int(held_name) if held_name.isdecimal() else None
+            self._touch(path, exchanged, None if there is None else State.of(there, before.sha256), slot)
             if exchanged is None:
                 self._renames.rename(held, held_name, at, name)
             else:
@@ -439,7 +454,8 @@ class _EpochRestore:
                     return
         if exchanged is not None:
             self._has_displaced(path, exchanged, body)
-        self._held[before.inode].remove(body)
+        if before.inode in self._held:
+            self._held[before.inode].remove(body)
         self._placed.add(path)
 
     def _body(self, before: State) -> str | None:
@@ -505,4 +521,8 @@ class _EpochRestore:
         self._touch(path, found, replace(State.of(found), mode=mode))
         with self._files.parent(path) as (at, name):
             failpoint("chmod")
-            set_mode(at, name, mode)
+            try:
+                set_mode(at, name, mode)
+            except PermissionError:
+                whose = f"the permissions of {path or 'the root'} cannot be brought back, it is another user's"
+                self.report.notes.append(whose)

@@ -32,7 +32,7 @@ from ringfence_sandbox.transaction.hold import Hold, Holding, drop_holding
 from ringfence_sandbox.transaction.journal import Journal
 from ringfence_sandbox.transaction.operation import Operation
 from ringfence_sandbox.transaction.read_set import ReadSet, stale, written_meanwhile
-from ringfence_sandbox.transaction.restore import Restore, RestoreReport
+from ringfence_sandbox.transaction.restore import Make, Restore, RestoreReport
 from ringfence_sandbox.transaction.undo_log import Epoch, Move, UndoRecord, is_below
 
 if TYPE_CHECKING:
@@ -220,6 +220,8 @@ class Transactions:
         slot: int | None = None,
     ) -> None:
         before = None if found is None else State.of(found, self.written.hash_of(found))
+        if after is not None and after.sha256 is None:
+            after = replace(after, sha256=self.written.hash_of_state(after))
         epoch = self._epochs[-1]
         record = epoch.records.get(path)
         slots = [] if slot is None else [slot]
@@ -736,14 +738,19 @@ class Transactions:
             epoch.records[path] = UndoRecord(path, before, [self._own.get(path, before)])
         with self.operation():
             self.read_set.clear()
-            report = Restore(self.files, self.renames, self.hold, self.times, log=self).run([epoch])
-            if report.errors:
-                raise report.errors[0]
+            report = self.make(epoch, None)
             if report.lost:
                 raise SnapshotRestoreError(
                     f"what the snapshot held of {min(report.lost)} was removed from where displaced files wait in the "
                     "root, so it cannot be gone back to: go back to a step of the history instead"
                 )
+
+    def make(self, epoch: Epoch, make: Make | None) -> RestoreReport:
+        """Make paths what they are in the records, as changes of the open call."""
+        report = Restore(self.files, self.renames, self.hold, self.times, log=self, make=make).run([epoch])
+        if report.errors:
+            raise report.errors[0]
+        return report
 
 
 def keep_conflicts(holding: Holding, report: RestoreReport, directory: str) -> list[str]:
