@@ -6,11 +6,13 @@ import json
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringfence_sandbox.container.network import PREFIX, Network, allowed_hosts
 from ringfence_sandbox.container.seccomp import profile_path
-from ringfence_sandbox.container.users import Users
+
+if TYPE_CHECKING:
+    from ringfence_sandbox.container.users import Users
 
 PROXY_PORT = 3128
 _PROXY = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), f"http://127.0.0.1:{PROXY_PORT}")

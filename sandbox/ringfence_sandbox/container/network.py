@@ -8,9 +8,11 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
-from typing import Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
-from ringfence.runtime.receipts import HostTraffic
+if TYPE_CHECKING:
+    from ringfence.runtime.receipts import HostTraffic
+
 
 Network: TypeAlias = str
 """``none``, ``bridge``, ``slirp4netns``, ``pasta`` or ``allow:HOST[:PORT],*.HOST``."""
@@ -176,6 +178,9 @@ class Traffic:
     reason: str = ""
 
     def record(self) -> HostTraffic:
+        # Imported here: who only says what a network may reach needs no runtime.
+        from ringfence.runtime.receipts import HostTraffic
+
         return HostTraffic(*astuple(self))
 
 

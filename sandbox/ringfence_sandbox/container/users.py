@@ -15,12 +15,14 @@ import subprocess
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence_sandbox.container.connection import Host
 from ringfence_sandbox.disk.call_process import is_orphan, own_label
 from ringfence_sandbox.disk.kernel import libc, raised
+
+if TYPE_CHECKING:
+    from ringfence_sandbox.container.connection import Host
 
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same on every architecture
 _CLONE = 1
