@@ -6,9 +6,12 @@ import errno
 import hashlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringfence_sandbox.disk.kernel import birth_ns, boot_id
-from ringfence_sandbox.disk.state import Json
+
+if TYPE_CHECKING:
+    from ringfence_sandbox.disk.state import Json
 
 _ANOTHER = "name another place for it in the environment variable RINGFENCE_STATE_DIR"
 ELSEWHERE = f"{_ANOTHER}, or a program with store="
