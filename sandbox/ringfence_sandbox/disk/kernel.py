@@ -153,8 +153,6 @@ class Renames:
     def __init__(self, can: Abilities) -> None:
         self._number: Final = _RENAMEAT2.get(platform.machine()) if can.renameat2 else None
         self._links = can.links
-        self.in_steps = self._number is None
-        """Whether an `exchange` was, or will be, one of several renames."""
 
     def rename(self, source: int, old: str, target: int, new: str) -> None:
         """Rename; FileExistsError where something is at the new name."""
@@ -176,7 +174,6 @@ class Renames:
         failpoint("exchange")
         if self._call(tree, name, holding, slot, _RENAME_EXCHANGE):
             return
-        self.in_steps = True
         old = next(free for n in itertools.count() if not exists(holding, free := f"{slot}{_BEFORE_EXCHANGE}{n}"))
         if not self._link(tree, name, holding, old):
             os.rename(name, old, src_dir_fd=tree, dst_dir_fd=holding)  # for a moment none of the two is at the name

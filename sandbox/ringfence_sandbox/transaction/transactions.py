@@ -133,10 +133,6 @@ class Transactions:
     # -- the undo log
 
     @property
-    def in_call(self) -> bool:
-        return bool(self._savepoints)
-
-    @property
     def has_changes(self) -> bool:
         start = self._savepoints[0].position if self._savepoints else len(self._epochs)
         return any(not epoch.is_empty for epoch in self._epochs[start:])
