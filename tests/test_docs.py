@@ -54,7 +54,10 @@ def module_of(path: Path) -> ModuleType:
 
 
 @pytest.mark.parametrize(("where", "example"), EXAMPLES)
-def test_each_example_runs_by_itself(where: Page, example: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_example_runs_by_itself(
+    where: Page, example: Block, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # what an example writes is not left here
     assert re.match(r"(# \S+\.py\n)?(from|import) ", example.text), "an example begins with all its imports"
     # The entry point of an installed package, where the tests run without one.
     fsspec.register_implementation("ringfence", WorkspaceFileSystem, clobber=True)
