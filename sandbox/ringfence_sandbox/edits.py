@@ -6,9 +6,11 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import WriteMode
@@ -20,6 +22,9 @@ from ringfence_sandbox.transaction.changes import states_inside
 from ringfence_sandbox.transaction.directory_times import ChangedDirectory
 from ringfence_sandbox.transaction.read_set import stale
 from ringfence_sandbox.transaction.transactions import Transactions
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 _TMPFILE = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
@@ -196,7 +201,7 @@ class Edits:
         self._check_mounts(found)
         self._read_set.check(path, found.stat)
         slot = holding.new_slot(path)
-        with _renaming(path, os_error(errno.ENOENT, path)), self._files.parent(path) as (above, name):
+        with _Renaming(path, partial(os_error, errno.ENOENT)), self._files.parent(path) as (above, name):
             there = self._copied_up(above, name, found.stat)
             inside: Mapping[str, State] = {}
             if found.is_directory:
@@ -223,7 +228,7 @@ class Edits:
         self._read_set.check(new, None)
         with self._files.parent(old) as (at, name):
             found = self._copied_up(at, name, source.stat)
-        with _renaming(old, stale(old)):
+        with _Renaming(old):
             if source.is_directory:
                 self.transactions.touch_directory(old, new, found)
             else:
@@ -262,7 +267,7 @@ class Edits:
         assert there is not None, "it was made just now"
         state = made or State.of(there)
         self._read_set.check(place, found)
-        with _renaming(place, stale(place)):
+        with _Renaming(place):
             transactions.touch(place, found, state, slot)
             with ChangedDirectory(transactions.times, place) as (at, name):
                 if found is None:
@@ -362,7 +367,7 @@ class Edits:
             made = self.finished(descriptor, sha256, None if append else content)
         finally:
             os.close(descriptor)
-        with _renaming(place, stale(place)):
+        with _Renaming(place):
             transactions.touch(place, found, made, slot, at)
             transactions.times.before(at)
             self._exchange(at, name, place, slot, found)
@@ -379,17 +384,24 @@ class Edits:
         return state
 
 
-@contextmanager
-def _renaming(path: str, gone: OSError) -> Generator[None]:
+class _Renaming:
     """Around a rename of what was there a moment ago: if somebody has removed it meanwhile, or it must not be renamed
     (what can only be appended to, or is another's in a sticky directory), an error names its path."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise gone from error
-    except PermissionError as error:
-        if error.errno != errno.EPERM:
-            raise
-        see = "see `lsattr`, and whether its directory is sticky"
-        words = f"may not be replaced, moved or removed ({error.strerror}): {see}"
-        raise PermissionError(error.errno, words, path) from error
+
+    __slots__ = ("_gone", "_path")
+
+    def __init__(self, path: str, gone: Callable[[str], OSError] = stale) -> None:
+        self._path = path
+        self._gone = gone
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, FileNotFoundError):
+            raise self._gone(self._path) from error
+        if isinstance(error, PermissionError) and error.errno == errno.EPERM:
+            see = "see `lsattr`, and whether its directory is sticky"
+            words = f"may not be replaced, moved or removed ({error.strerror}): {see}"
+            raise PermissionError(error.errno, words, self._path) from error

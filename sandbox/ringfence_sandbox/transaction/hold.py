@@ -179,7 +179,7 @@ class Holding:
         change of bytes alone, within a tick of the clock, is not noticed."""
         found: dict[str, str] = {}
         for place, (path, was) in self.displaced.items():
-            here = self._files.look(place)
+            here = lstat(self.descriptor, place[len(self.name) + 1 :])
             if here is not None and here.st_ino == was.inode and not was.fits(here):
                 found[place] = path
         return found

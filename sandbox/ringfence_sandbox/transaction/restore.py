@@ -21,7 +21,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -164,6 +164,14 @@ class Restore:
         self.report.lost.add(path)
         words = "before is lost: it was removed from where displaced files wait"
         self.report.notes.append(f"what was at {path} {words}")
+
+    def opened(self, place: str) -> AbstractContextManager[tuple[int, str]]:
+        """The directory of a displaced file, open, and the name there."""
+        above, _, name = place.rpartition("/")
+        holding = self.hold.held
+        if holding is not None and above == holding.name:
+            return nullcontext((holding.descriptor, name))
+        return self.files.parent(place)
 
     def is_at(self, path: str, inode: int) -> bool:
         found = self.files.look(path)
@@ -440,7 +448,7 @@ class _EpochRestore:
             self._restore.lose(path)
             return
         exchanged = found if found is not None and not self._goes(path) else None
-        with self._files.parent(body) as (held, held_name), ChangedDirectory(self._times, path) as (at, name):
+        with self._restore.opened(body) as (held, held_name), ChangedDirectory(self._times, path) as (at, name):
             there = lstat(held, held_name)
             slot = int(held_name) if held_name.isdecimal() else None
             self._touch(path, exchanged, None if there is None else State.of(there, before.sha256), slot)

@@ -265,7 +265,8 @@ class Transactions:
             self._operation.epochs[-1].records.setdefault(path, UndoRecord(path, record.before))
 
     def _first(self, path: str, before: State | None) -> None:
-        for scope in (*self._savepoints, *self._snapshots):
+        scopes = [*self._savepoints, *self._snapshots] if self._snapshots else self._savepoints
+        for scope in scopes:
             if path not in scope.before:
                 scope.before[path] = before
                 if self._operation is not None:
