@@ -163,9 +163,9 @@ class TypedChanges(ChangedFiles):
         self._changes: list[Change] = []
         self._made_again: list[str] = []
         self._after_hashes: dict[str, str | None] = {}
-        with closing(Looks(files)) as looks:
+        with closing(Looks(files)) as self._tree, closing(Looks(files)) as self._displaced:
             for path in sorted(before):
-                self._compare(path, before[path], looks.look(path))
+                self._compare(path, before[path], self._tree.look(path))
 
     def _compare(self, path: str, before: State | None, found: os.stat_result | None) -> None:
         if found is not None:
@@ -194,7 +194,7 @@ class TypedChanges(ChangedFiles):
             return FileVersion("symlink", 0o777, len(os.fsencode(target)), None, target)
         if before.kind == "special":
             return FileVersion("file", before.mode, 0)
-        here = found if place == path else None if place is None else self._files.look(place)
+        here = found if place == path else None if place is None else self._looks(place).look(place)
         if here is None or place is None:
             return FileVersion("file", before.mode, before.size, before.sha256)
         return FileVersion("file", before.mode, here.st_size, self._hash(place, here))
@@ -203,6 +203,9 @@ class TypedChanges(ChangedFiles):
         if found is not None and found.st_ino == before.inode:
             return path
         return self._places.get(before.inode)
+
+    def _looks(self, place: str) -> Looks:
+        return self._displaced if is_reserved(place) else self._tree
 
     def _version(self, place: str, found: os.stat_result) -> FileVersion:
         mode = stat.S_IMODE(found.st_mode)
@@ -222,8 +225,7 @@ class TypedChanges(ChangedFiles):
         if found.st_size > HASHED_BYTES:
             return None
         try:
-            with self._files.parent(place) as (at, name):
-                descriptor, found = open_file(at, name, place)
+            descriptor, found = open_file(*self._looks(place).parent(place), place, found)
         except OSError:
             return None
         try:
