@@ -52,6 +52,11 @@ def move_over(fs: HostFilesystem) -> None:
     fs.move("m/x", "a.txt", overwrite=True)
 
 
+def move_over_and_chmod(fs: HostFilesystem) -> None:
+    fs.move("m/x", "a.txt", overwrite=True)
+    fs.chmod("a.txt", 0o600)
+
+
 def move_over_another_name(fs: HostFilesystem) -> None:
     fs.move("d/hard", "d/b.txt", overwrite=True)
 
@@ -80,6 +85,7 @@ CALLS: dict[str, Callable[[HostFilesystem], None]] = {
         create_in_new_directories,
         delete_a_directory,
         move_over,
+        move_over_and_chmod,
         move_over_another_name,
         everything,
     )

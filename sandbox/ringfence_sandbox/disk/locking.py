@@ -100,7 +100,8 @@ class RootLock:
 
     def _take(self, descriptor: int, kind: int, path: str, store: str | None = None) -> None:
         for patience in (0, 0.002, 0.02):  # an opener that is just giving up may hold it for a moment
-            time.sleep(patience)
+            if patience:  # to sleep for no time at all takes longer than all else here
+                time.sleep(patience)
             with suppress(BlockingIOError, PermissionError):
                 return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         raise WorkspaceLockedError(path, describe_holder(store))

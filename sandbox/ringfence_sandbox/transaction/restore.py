@@ -499,7 +499,7 @@ class _EpochRestore:
             if stat.S_ISDIR(found.st_mode) and path in self._modes:
                 self._finish_directory(path, before, found)
         elif found.st_ino == before.inode and stat.S_IMODE(found.st_mode) != before.mode:
-            own = {one.mode for one in self._records[path].afters if one is not None}
+            own = {one.mode for one in self._restore.known[found.st_ino]}  # wherever the call had moved it
             if path in self._placed or stat.S_IMODE(found.st_mode) in own:
                 self._set_mode(path, found, before.mode)
             else:

@@ -1,0 +1,370 @@
+"""Every small program of calls, ended by a crash at every system call: the tree is before the call or after it.
+
+The programs are all sequences of `OPERATIONS` up to a length, with either end. A crash is played within the process:
+at one failpoint, and at each that follows while the stack unwinds, `Killed` is raised, so that nothing is changed from
+there on (which is looked at each time). That costs a third of a process that is forked and really killed;
+`test_host_recovery.py` has those.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from captured_tree import CapturedPath, capture_tree, lasting
+from effort import PROVING, SEED, amount
+
+from ringfence.testing import HeldCall, held_call
+from ringfence_sandbox import HostFilesystem
+from ringfence_sandbox.disk.kernel import injected
+from ringfence_sandbox.transaction.journal import Journal
+from ringfence_sandbox.transaction.killed_calls import forget_killed
+from ringfence_sandbox.transaction.recovery import Recovered
+
+Tree = Mapping[str, CapturedPath]
+End = Literal["commit", "rollback"]
+Work = Callable[[HostFilesystem, HeldCall], object]
+
+
+def on(work: Callable[[HostFilesystem], object]) -> Work:
+    return lambda fs, call: work(fs.for_call(call))
+
+
+def inner(end: End, work: Callable[[HostFilesystem], object]) -> Work:
+    """A call within the call, with an end of its own."""
+
+    def run(fs: HostFilesystem, call: HeldCall) -> None:
+        with held_call(fs, call_id="inner", parent=call) as within:
+            work(fs.for_call(within))
+            getattr(within, end)()
+
+    return run
+
+
+def write_and_delete(fs: HostFilesystem) -> None:
+    fs.write("b", "of an inner call\n")
+    fs.delete("d/c")
+
+
+def write_and_move(fs: HostFilesystem) -> None:
+    fs.write("a", "of an inner call\n")
+    fs.move("d", "e")
+
+
+OPERATIONS: dict[str, Work] = {
+    "write a": on(lambda fs: fs.write("a", "the call's\n")),
+    "append to d/c": on(lambda fs: fs.write("d/c", "more\n", mode="append")),
+    "delete a": on(lambda fs: fs.delete("a")),
+    "move a to d/a": on(lambda fs: fs.move("a", "d/a")),
+    "move b over a": on(lambda fs: fs.move("b", "a", overwrite=True)),
+    "move d to e": on(lambda fs: fs.move("d", "e")),
+    "make e/n": on(lambda fs: fs.mkdir("e/n")),
+    "remove d": on(lambda fs: fs.delete("d", recursive=True)),
+    "chmod a": on(lambda fs: fs.chmod("a", 0o600)),
+    "link d/s": on(lambda fs: fs.symlink("d/s", "../a")),
+    "inner call": inner("commit", write_and_delete),
+    "inner rollback": inner("rollback", write_and_move),
+}
+if PROVING:
+    OPERATIONS |= {
+        "write e/c": on(lambda fs: fs.write("e/c", "the call's\n")),
+        "move e to d": on(lambda fs: fs.move("e", "d")),
+        "chmod d": on(lambda fs: fs.chmod("d", 0o500)),
+    }
+Program = tuple[str, ...]
+
+
+TABLE = {
+    # the log has; displaced files are; the tree is as; what the opening does
+    ("no call", "none", "before", "nothing"),
+    ("no call", "none", "after", "nothing"),
+    ("an open call", "none", "before", "rolled back"),
+    ("an open call", "none", "other", "rolled back"),  # one that was moved, say
+    ("an open call", "none", "after", "rolled back"),
+    ("an open call", "the call's", "before", "rolled back"),  # not yet in their places
+    ("an open call", "the call's", "other", "rolled back"),
+    ("an open call", "the call's", "after", "rolled back"),
+    ("an open call", "of before", "other", "rolled back"),
+    ("an open call", "of before", "after", "rolled back"),
+    ("an open call", "of before, the call's", "other", "rolled back"),
+    ("an open call", "of before, the call's", "after", "rolled back"),
+    ("a call, partly undone", "none", "before", "rolled back"),
+    ("a call, partly undone", "none", "other", "rolled back"),
+    ("a call, partly undone", "none", "after", "rolled back"),  # an inner call was undone, none else yet
+    ("a call, partly undone", "the call's", "before", "rolled back"),
+    ("a call, partly undone", "the call's", "other", "rolled back"),
+    ("a call, partly undone", "the call's", "after", "rolled back"),
+    ("a call, partly undone", "of before", "other", "rolled back"),
+    ("a call, partly undone", "of before", "after", "rolled back"),
+    ("a call, partly undone", "of before, the call's", "other", "rolled back"),
+    ("a call, partly undone", "of before, the call's", "after", "rolled back"),
+    ("a committed call", "none", "before", "finished"),  # which comes to the same
+    ("a committed call", "none", "after", "finished"),
+    ("a committed call", "the call's", "before", "finished"),
+    ("a committed call", "the call's", "after", "finished"),
+    ("a committed call", "of before", "after", "finished"),
+    ("a committed call", "of before, the call's", "after", "finished"),
+}
+State = tuple[str, str, str, str]
+
+
+class Killed(BaseException):
+    """In the place of SIGKILL."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a crash leaves on the disk."""
+
+    tree: Tree
+    displaced: Tree
+    """What is in the directory of displaced files."""
+    journal: bytes
+
+
+def log_of(store: Path) -> str:
+    """What the log has of a call: in the words of `TABLE`."""
+    if not (store / "journal").exists():
+        return "no call"
+    state = "no call"
+    with closing(Journal(str(store / "journal"), only_read=True)) as journal:
+        for record in journal.records:
+            match record.values:
+                case {"begin": _}:
+                    state = "an open call"
+                case {"commit": _}:
+                    state = "a committed call"
+                case {"restored": _}:
+                    state = "a call, partly undone"
+                case {"undo": _} | {"after": _} if (
+                    state == "a call, partly undone"
+                ):  # what was rolled back was an inner call
+                    state = "an open call"  # what was rolled back was an inner one
+                case {"end": _}:
+                    state = "no call"
+                case _:
+                    pass
+    return state
+
+
+class Kill:
+    """A hook of `injected`: counts the failpoints of each stage, and ends all at one of a stage's."""
+
+    def __init__(self, place: Place, stage: int = 0, point: int | None = None) -> None:
+        self.place = place
+        self.at = stage, point
+        self.stage = 0
+        self.counts = Counter[int]()
+        self.found: Found | None = None
+        self.log = ""
+        self.state: tuple[str, str, str] = ("", "", "")
+        self.after: Tree = {}
+        """What the operations came to."""
+
+    def __call__(self, name: str) -> None:
+        if self.found is not None:
+            raise Killed
+        if (self.stage, self.counts[self.stage]) == self.at:
+            self.found = self.place.look()
+            raise Killed
+        self.counts[self.stage] += 1
+
+
+class Place:
+    """A tree to change, again and again from its beginning."""
+
+    def __init__(self, top: Path) -> None:
+        self.root = top / "root"
+        self.store = top / "store"
+        self.root.mkdir()
+        self.fresh()
+
+    def fresh(self) -> None:
+        for path in self.root.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        (self.root / "d").mkdir()
+        for number, path in enumerate(("a", "b", "d/c", "d", "")):
+            if path not in ("d", ""):
+                (self.root / path).write_text(f"{path} as it was\n")
+            os.utime(self.root / path, ns=(10**18, 10**18 + number))
+        self.before = capture_tree(self.root)
+        self.inodes = {one.inode for one in self.before.values()}
+
+    def look(self) -> Found:
+        now = capture_tree(self.root)
+        tree = {path: one for path, one in now.items() if not path.startswith(".ringfence")}
+        displaced = {path: one for path, one in now.items() if path not in tree and path.count("/") == 1}
+        journal = self.store / "journal"
+        return Found(tree, displaced, journal.read_bytes() if journal.exists() else b"")
+
+    def tree(self) -> Tree:
+        return {path: one for path, one in capture_tree(self.root).items() if not path.startswith(".ringfence")}
+
+    def open(self) -> HostFilesystem:
+        return HostFilesystem(self.root, store=self.store)
+
+    def run(self, program: Program, end: End, kill: Kill) -> None:
+        """Its stages are the opening, the operations, and the end with the closing."""
+        with injected(kill):
+            fs = self.open()
+            assert fs.recovered is None, "the last opening has recovered all"
+            try:
+                with held_call(fs) as call:
+                    for kill.stage, name in enumerate(program, 1):
+                        OPERATIONS[name](fs, call)
+                    kill.stage = len(program) + 1
+                    kill.after = self.tree()
+                    getattr(call, end)()
+                fs.close()
+            except BaseException:
+                fs._opened._release()  # as the kernel does
+                raise
+
+    def recover(self, kill: Kill) -> Recovered | None:
+        with injected(kill):
+            fs = self.open()
+            try:
+                fs.close()
+            except Killed:
+                fs._opened._release()
+                raise
+        forget_killed(self.store)
+        return fs.recovered
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Generator[Place]:
+    monkeypatch.setattr("ringfence_sandbox.transaction.journal._ROOM_BYTES", 80 << 10)  # read for each crash
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    top = Path(tempfile.mkdtemp(prefix="protocol-", dir=memory))
+    try:
+        yield Place(top)
+    finally:
+        shutil.rmtree(top)
+
+
+class Exploration:
+    """Runs programs, crashes them everywhere, and notes in which states that left them."""
+
+    def __init__(self, place: Place, stride: int) -> None:
+        self.place = place
+        self.stride = stride
+        self.states = set[State]()
+        self.programs = self.crashes = self.second_crashes = 0
+
+    def explore(self, length: int, program: Program = ()) -> None:
+        if not self.explored(program):
+            return
+        self.programs += 1
+        for name in OPERATIONS if len(program) < length else ():
+            self.explore(length, (*program, name))
+
+    def explored(self, program: Program) -> bool:
+        """False where one of its operations is refused."""
+        place, kill = self.place, Kill(self.place)
+        try:
+            place.run(program, "commit", kill)
+        except OSError:
+            place.recover(Kill(place))
+            assert place.tree() == place.before
+            return False
+        self.ended(program, "commit", kill)
+        last, end = len(program), len(program) + 1
+        for stage, point in [(last, point) for point in range(kill.counts[last])]:
+            self.crash(program, "rollback", Kill(place, stage, point), kill.after)
+        for point in range(kill.counts[end]):
+            self.crash(program, "commit", Kill(place, end, point), kill.after)
+        kill = Kill(place)
+        place.run(program, "rollback", kill)
+        self.ended(program, "rollback", kill)
+        for point in range(kill.counts[end]):
+            self.crash(program, "rollback", Kill(place, end, point), kill.after)
+        return True
+
+    def ended(self, program: Program, end: End, kill: Kill) -> None:
+        place = self.place
+        now = capture_tree(place.root)
+        assert now == (kill.after if end == "commit" else place.before), (program, end)
+        if now != place.before:
+            place.fresh()
+
+    def crash(self, program: Program, end: End, kill: Kill, after: Tree) -> None:
+        self.crashes += 1
+        self.run_into(program, end, kill, after)
+        self.recover(kill, (program, end, *kill.at))
+        if (self.crashes + SEED) % self.stride:
+            return
+        for point in count():
+            first, second = Kill(self.place, *kill.at), Kill(self.place, 0, point)
+            self.run_into(program, end, first, after)
+            try:
+                self.place.recover(second)
+            except Killed:
+                self.second_crashes += 1
+                self.describe(second, after)
+            self.recover(first, (program, end, *kill.at, point), second)
+            if second.found is None:
+                return
+
+    def run_into(self, program: Program, end: End, kill: Kill, after: Tree) -> None:
+        with pytest.raises(Killed):
+            self.place.run(program, end, kill)
+        self.describe(kill, after)
+
+    def recover(self, kill: Kill, case: object, second: Kill | None = None) -> None:
+        """Recover, and look whether all is as before the call, or as after it."""
+        place, found = self.place, kill.found
+        assert found is not None
+        match kill.log:
+            case "no call":
+                expected = found.tree
+                assert expected in (place.before, kill.after), case
+            case "a committed call":
+                expected = kill.after
+            case _:
+                expected = place.before
+        if second is None or second.found is not None:
+            recovered = place.recover(Kill(place))
+            self.states.add((*(second or kill).state, "nothing" if recovered is None else recovered.outcome))
+            assert recovered is None or not (recovered.conflicts or recovered.notes), case
+        now = capture_tree(place.root)
+        assert now == expected, case
+        assert not (place.store / "kept").exists(), case
+        if now != place.before:
+            assert place.recover(Kill(place)) is None, case  # else the next program opens it
+            place.fresh()
+
+    def describe(self, kill: Kill, after: Tree) -> None:
+        """What the crash has left, in the words of `TABLE`."""
+        place, found = self.place, kill.found
+        assert found is not None
+        if (self.crashes + SEED) % 8 == 0:
+            assert place.look() == found, "nothing is changed after a crash"
+        kill.log = log_of(place.store)
+        of = {"of before" if one.inode in place.inodes else "the call's" for one in found.displaced.values()}
+        now = lasting(dict(found.tree))
+        is_after = "after" if now == lasting(dict(after)) else "other"
+        tree = "before" if now == lasting(dict(place.before)) else is_after
+        kill.state = kill.log, ", ".join(sorted(of)) or "none", tree
+
+
+def test_a_crash_anywhere_in_any_small_program_leaves_the_state_before_or_after(
+    place: Place, record_property: Callable[[str, object], None]
+) -> None:
+    exploration = Exploration(place, amount(prove=150, test=150))
+    exploration.explore(amount(prove=3, test=2))
+    for what in ("programs", "crashes", "second_crashes"):
+        record_property(what, getattr(exploration, what))
+    assert exploration.states == TABLE
