@@ -134,15 +134,15 @@ class Opened:
     def _opaque_calls(self) -> OpaqueCalls:
         # Imported when the first opaque call begins: nothing else here needs git's objects.
         from ringfence_sandbox.opaque.brackets import Brackets
+        from ringfence_sandbox.opaque.heartbeat import Heartbeat
         from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
-        from ringfence_sandbox.opaque.owner_stamp import OwnerStamp
         from ringfence_sandbox.steps.step_history import StepHistory
 
         history = self._history if isinstance(self._history, StepHistory) else self._own_history
         if history is None:
             history = self._own_history = self._made_history()
             history.hidden = self.hidden
-        stamp = OwnerStamp(os.path.join(self.store, STAMP), sync=self._power)
+        stamp = Heartbeat(os.path.join(self.store, STAMP), sync=self._power)
         brackets = Brackets(self.files, history, power=self._power)
         return OpaqueCalls(self.files, Renames(self.can), brackets, stamp)
 

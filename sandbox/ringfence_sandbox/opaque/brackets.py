@@ -17,16 +17,14 @@ from typing import TypeGuard
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.disk.confined import Confined, is_reserved, open_file, sha256_of
 from ringfence_sandbox.disk.kernel import free_bytes, set_mode, sync_filesystem
-from ringfence_sandbox.opaque.before_after import Aborted, After, Before, Differs, Left, is_only_time
-from ringfence_sandbox.opaque.displaced import Displaced
-from ringfence_sandbox.opaque.scanned_files import ScannedFiles
+from ringfence_sandbox.opaque.states import Aborted, After, Before, Displaced, Left, ScannedFiles, is_only_time
 from ringfence_sandbox.scan.scan import Exclusion, Hides, ScanResult
 from ringfence_sandbox.scan.stat_cache import Stamp
 from ringfence_sandbox.steps.aborted_calls import keep_commit
 from ringfence_sandbox.steps.step_history import StepHistory
 from ringfence_sandbox.steps.step_states import Differing, all_above
 from ringfence_sandbox.store.commits import CommitInfo, PreparedStep
-from ringfence_sandbox.store.entries import Entry, Pending, blob_id, is_directory
+from ringfence_sandbox.store.entries import Difference, Entry, Pending, blob_id, is_directory
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.trees import walk
 from ringfence_sandbox.store.unknown import Unknown
@@ -162,8 +160,8 @@ class Brackets:
         keeper = _Keeper(self.store, self._room(before))
         found = self._scan(before.commit, before.displaced, keeper.keep, self._hidden_before(before))
         keeper.flush()
-        differing = sorted(self._differing(before, found), key=lambda one: one[0])
-        self.history.stand_for(before.commit, [*differing, *((path, None, None) for path in found.excluded)])
+        differing = sorted(self._differing(before, found), key=lambda one: one.path)
+        self.history.stand_for(before.commit, [*differing, *(Difference(path, None, None) for path in found.excluded)])
         return After(found, differing)
 
     def _hidden_before(self, before: Before) -> Hides:
@@ -212,8 +210,8 @@ class Brackets:
     def disarmed(self, before: Before, after: After) -> After:
         """A program that runs as its owner, and has other bytes now, runs so no more. A write takes that bit away by
         itself; one through a shared mapping does not."""
-        armed = {old.oid for _, _, old in after.differing if _runs_as_owner(old)}
-        changed = [path for path, now, _ in after.differing if _runs_as_owner(now) and now.oid not in armed]
+        armed = {old.oid for _, old, _ in after.differing if _runs_as_owner(old)}
+        changed = [path for path, _, now in after.differing if _runs_as_owner(now) and now.oid not in armed]
         for path in changed:
             with self._files.parent(path) as (at, name):
                 mode = os.lstat(name, dir_fd=at).st_mode
@@ -221,21 +219,21 @@ class Brackets:
                     set_mode(at, name, stat.S_IMODE(mode) & ~stat.S_ISUID)
         return self.after(before) if changed else after
 
-    def _differing(self, before: Before, found: ScanResult) -> Iterator[Differs]:
+    def _differing(self, before: Before, found: ScanResult) -> Iterator[Difference]:
         states, commit = self.store.states, before.commit
         for path, now in found.changes.items():
             if path in before.left or self._went_before(before, path):  # what the commit has of it is from before that
                 if now is not None and not before.displaced.hides(path):
-                    yield path, now, None
+                    yield Difference(path, None, now)
                 continue
             old = states.entry(commit, path)
             if not before.displaced.hides(path):
-                yield path, now, old
+                yield Difference(path, old, now)
             if is_directory(old) and not is_directory(now):
                 folder = states.folder(commit, path)
                 for name, entry in walk(folder, states.objects, path) if folder is not None else ():
                     if name != path and not self._went_before(before, name):
-                        yield name, None, entry
+                        yield Difference(name, entry, None)
 
     def _went_before(self, before: Before, path: str) -> bool:
         """Whether what the commit has of a path had gone before the call: it was in a directory, in the place of which
@@ -251,7 +249,7 @@ class Brackets:
     def changes(self, before: Before, after: After) -> list[Change]:
         """What a call changed, by path: bytes, kinds, permission bits and link targets."""
         found: dict[str, Change] = {}
-        for path, now, old in after.differing:
+        for path, old, now in after.differing:
             if path not in before.left and not is_reserved(path) and (now is None or not now.same_content(old)):
                 found[path] = Change(path, self._version(old, None), self._version(now, after.stamps.get(path)))
         for path in after.found.excluded.keys() - before.left.keys():
@@ -259,7 +257,7 @@ class Brackets:
                 continue
             was = found[path].before if path in found else None
             found[path] = Change(path, was, self._unread(path))
-        read = {path: now for path, now, _ in after.differing if path in before.left and now is not None}
+        read = {path: now for path, _, now in after.differing if path in before.left and now is not None}
         for path, left in before.left.items():
             here = self._look(path)
             if is_reserved(path):
@@ -297,7 +295,7 @@ class Brackets:
         states: dict[str, Entry | Pending | None] = {
             path: state for path, state in after.found.known().items() if not is_reserved(path)
         }
-        for path, now, _ in after.differing:
+        for path, _, now in after.differing:
             if not is_reserved(path) and now is not None and now.oid is not None and not self._has(now.oid):
                 states[path] = Pending(now.kind, now.meta, partial(self._read_again, path, now.oid))
         scanned = ScannedStates(states, before.prepared, _unknown(after.found))
@@ -322,7 +320,7 @@ class Brackets:
         above = set(all_above(taken))
         notes: list[str] = []
         states: dict[str, Entry | None] = {}
-        for path, now, _ in after.differing:
+        for path, _, now in after.differing:
             if path not in taken and path not in above:
                 continue
             if now is None or now.oid is None or self._has(now.oid):
@@ -335,7 +333,7 @@ class Brackets:
             for path in sorted(excluded.keys() & taken)
             if excluded[path] != "hidden"
         ]
-        if all(is_only_time(item) for item in after.differing if item[0] in states):
+        if all(is_only_time(item) for item in after.differing if item.path in states):
             return Aborted(None, None, tuple(notes))
         if self._room(before) < _NAMES_BYTES:
             return Aborted(None, None, (*notes, "the changes that were rolled back were not kept, for want of space"))

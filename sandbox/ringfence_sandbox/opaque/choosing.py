@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 
 from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.disk.confined import Confined
-from ringfence_sandbox.opaque.before_after import After, Before, Differs
+from ringfence_sandbox.opaque.states import After, Before
 from ringfence_sandbox.scan.stat_cache import Stamp, stamp_of
-from ringfence_sandbox.store.entries import Entry, is_directory
+from ringfence_sandbox.store.entries import Difference, Entry, is_directory
 
-Judge = Callable[[Differs, os.stat_result | None], bool]
+Judge = Callable[[Difference, os.stat_result | None], bool]
 """Whether a path that differs was changed by the call; what is there now is given too."""
 
 
@@ -22,7 +22,7 @@ class Chosen:
     ``stays`` at the place to which the call has moved it: there is no other copy."""
 
     def __init__(self, files: Confined, before: Before, after: After, judge: Judge) -> None:
-        self.items: dict[str, Differs] = {}
+        self.items: dict[str, Difference] = {}
         self.modes: set[str] = set()
         self.conflicts: set[str] = set()
         self.stays: dict[str, str] = {}
@@ -35,7 +35,7 @@ class Chosen:
 
     def _choose(self) -> None:
         for item in self._all():
-            path, now, wanted = item
+            path, wanted, now = item
             here = self._files.look(path)
             if self._was_left_out(path, here):
                 continue
@@ -46,7 +46,7 @@ class Chosen:
         for path, left in self._before.left.items():
             here = self._files.look(path)
             if here is not None and left.is_at(here) and not left.has_mode(here):
-                if self._judge((path, None, None), here):
+                if self._judge(Difference(path, None, None), here):
                     self.modes.add(path)
                 else:
                     self.conflicts.add(path)
@@ -75,18 +75,18 @@ class Chosen:
                 self.conflicts.add(path)
                 self.stays[path] = place
 
-    def _all(self) -> Iterable[Differs]:
+    def _all(self) -> Iterable[Difference]:
         known = {path for path, _, _ in self._after.differing}
         yield from self._after.differing
         for path in self._after.found.excluded:
             if path not in known and path not in self._before.left:
-                yield path, None, None
+                yield Difference(path, None, None)
         for path, left in self._before.left.items():
             here = self._files.look(path)
             if path not in known and here is not None and not left.is_at(here):
                 if left.reason == "hidden" and not self._before.paths_of({here.st_ino}):
                     continue  # somebody has saved it anew, as editors do: there is no other copy
-                yield path, None, None
+                yield Difference(path, None, None)
 
     def _was_left_out(self, path: str, here: os.stat_result | None) -> bool:
         """Whether it is, or is in, something that was there before and that no scan took in; or is just as it was."""

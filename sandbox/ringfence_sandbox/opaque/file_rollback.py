@@ -12,10 +12,10 @@ from dataclasses import replace
 from ringfence_sandbox.disk.confined import UNREACHABLE, Confined
 from ringfence_sandbox.disk.kernel import failpoint, set_mode
 from ringfence_sandbox.disk.new_files import write_all
-from ringfence_sandbox.opaque.before_after import Before, Differs
+from ringfence_sandbox.opaque.states import Before
 from ringfence_sandbox.scan.stat_cache import attributes_of
 from ringfence_sandbox.steps.metadata import apply_metadata
-from ringfence_sandbox.store.entries import Entry, blob_id, is_directory
+from ringfence_sandbox.store.entries import Difference, Entry, blob_id, is_directory
 from ringfence_sandbox.store.states import States
 from ringfence_sandbox.transaction.hold import Holding
 from ringfence_sandbox.transaction.restore import RestoreReport
@@ -33,7 +33,7 @@ class FileRollback:
         files: Confined,
         states: States,
         before: Before,
-        items: Mapping[str, Differs],
+        items: Mapping[str, Difference],
         make_holding: Callable[[], Holding],
         done: RestoreReport,
     ) -> None:
@@ -146,7 +146,7 @@ class FileRollback:
 
     def finish(self) -> None:
         """Directories, from the bottom: those that were changed, and those in which something was."""
-        directories = {path for path, (_, _, wanted) in self._items.items() if is_directory(wanted)}
+        directories = {path for path, (_, wanted, _) in self._items.items() if is_directory(wanted)}
         for path in (*self._items, *self._touched):
             above = path
             while above:
@@ -156,7 +156,7 @@ class FileRollback:
                 directories.add(above)
         for path in sorted(directories, reverse=True):
             chosen = self._items.get(path)
-            wanted = self._states.entry(self._before.commit, path) if chosen is None else chosen[2]
+            wanted = self._states.entry(self._before.commit, path) if chosen is None else chosen.before
             if wanted is None or not is_directory(wanted) or path in self._done.conflicts:
                 continue
             if path in self.times_ns:

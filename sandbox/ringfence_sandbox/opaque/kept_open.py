@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import failpoint
-from ringfence_sandbox.opaque.before_after import Left
+from ringfence_sandbox.opaque.states import Left
 from ringfence_sandbox.scan.stat_cache import attributes_of
 from ringfence_sandbox.steps.metadata import apply_metadata
 from ringfence_sandbox.store.entries import Meta

@@ -10,16 +10,14 @@ from ringfence.participants import Change
 from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Renames, birth_ns
 from ringfence_sandbox.disk.state import Json
-from ringfence_sandbox.opaque.before_after import Aborted, After, Before, Differs, is_only_time
 from ringfence_sandbox.opaque.brackets import Brackets
 from ringfence_sandbox.opaque.choosing import Chosen, Judge
-from ringfence_sandbox.opaque.displaced import Displaced
+from ringfence_sandbox.opaque.heartbeat import GRACE_NS, Heartbeat
 from ringfence_sandbox.opaque.kept_open import KeptOpen
-from ringfence_sandbox.opaque.owner_stamp import GRACE_NS, OwnerStamp
-from ringfence_sandbox.opaque.scanned_files import ScannedFiles
+from ringfence_sandbox.opaque.states import Aborted, After, Before, Displaced, ScannedFiles, is_only_time
 from ringfence_sandbox.opaque.tree_rollback import TreeRollback
 from ringfence_sandbox.scan.scan import clock_ahead_ns
-from ringfence_sandbox.store.entries import Entry, is_directory
+from ringfence_sandbox.store.entries import Difference, Entry, is_directory
 from ringfence_sandbox.transaction.changes import ChangedFiles
 from ringfence_sandbox.transaction.hold import Hold, Holding
 from ringfence_sandbox.transaction.restore import RestoreReport
@@ -34,7 +32,7 @@ MOST_LISTED = 20
 class OpaqueCalls:
     """What is known of them, and the way back from each."""
 
-    def __init__(self, files: Confined, renames: Renames, brackets: Brackets, stamp: OwnerStamp) -> None:
+    def __init__(self, files: Confined, renames: Renames, brackets: Brackets, stamp: Heartbeat) -> None:
         self._files = files
         self._renames = renames
         self._brackets = brackets
@@ -142,8 +140,8 @@ class OpaqueCalls:
         seen = {path for path, _, _ in after.differing} | after.found.excluded.keys() if tried is None else tried
         after, opened = self._brackets.made_readable(before, after)
 
-        def judge(item: Differs, here: os.stat_result | None) -> bool:
-            path, now, wanted = item
+        def judge(item: Difference, here: os.stat_result | None) -> bool:
+            path, wanted, now = item
             below_opened = any(path.startswith(f"{above}/") for above in opened)
             by_trying = tried is not None and is_directory(wanted) and (now is None or is_directory(now))
             return path in seen or below_opened or by_trying
@@ -197,7 +195,7 @@ class OpaqueCalls:
             ahead_ns = clock_ahead_ns(self._files.root)
         except OSError:
             ahead_ns = clock_ahead_ns(hold.make().descriptor, "clock")
-        limit_ns = OwnerStamp.last_ns(stamp_path) + ahead_ns + GRACE_NS
+        limit_ns = Heartbeat.last_ns(stamp_path) + ahead_ns + GRACE_NS
         judge = _ended(self._files, limit_ns, known, opened)
         chosen = Chosen(self._files, before, after, judge)
         paths = sorted(chosen.items)
@@ -258,8 +256,8 @@ def _ended(files: Confined, limit_ns: int, kept: Mapping[str, Entry], ctimes_ns:
     """The call is over: what has changed after a moment is somebody else's, unless it is what was kept of the call.
     ``ctimes_ns`` are those of what was changed only now, to be looked at."""
 
-    def judge(item: Differs, here: os.stat_result | None) -> bool:
-        path, now, wanted = item
+    def judge(item: Difference, here: os.stat_result | None) -> bool:
+        path, wanted, now = item
         if here is None or (is_directory(now) and is_directory(wanted)):
             return True
         if ctimes_ns.get(path, here.st_ctime_ns) <= limit_ns:
@@ -284,7 +282,7 @@ def _merged(early: Sequence[Change], late: Sequence[Change]) -> list[Change]:
 
 def _told(paths: Sequence[str], after: After) -> list[str]:
     """Of the paths that are taken back, those that somebody wants to hear of."""
-    silent = {item[0] for item in after.differing if is_only_time(item)}
+    silent = {item.path for item in after.differing if is_only_time(item)}
     return [path or "the root" for path in paths if path not in silent]
 
 

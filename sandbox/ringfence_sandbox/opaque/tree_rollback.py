@@ -16,10 +16,10 @@ from typing import Final
 
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Renames, failpoint, lstat, set_mode
-from ringfence_sandbox.opaque.before_after import After, Before, Left
 from ringfence_sandbox.opaque.choosing import Chosen
 from ringfence_sandbox.opaque.file_rollback import IN_THE_WAY, FileRollback
 from ringfence_sandbox.opaque.kept_open import KeptOpen
+from ringfence_sandbox.opaque.states import After, Before, Left
 from ringfence_sandbox.scan.stat_cache import stamp_of
 from ringfence_sandbox.store.entries import Entry, is_directory
 from ringfence_sandbox.store.states import States
@@ -65,7 +65,7 @@ class TreeRollback:
     def spare_times(self, limit_ns: int, ctimes_ns: Mapping[str, int]) -> None:
         """Have directories that were changed after a moment keep the time of that: somebody else did. ``ctimes_ns`` are
         those of what was changed only now, to be looked at."""
-        for path, now, _ in self._after.differing:
+        for path, _, now in self._after.differing:
             here = self._look(path)
             if now is None or here is None or not is_directory(now):
                 continue
@@ -86,7 +86,7 @@ class TreeRollback:
             self._with_room(lambda inode=inode, places=places: self._hold(inode, places), gathered)
         for path in away:
             self._remove(path)
-        for path, (_, _, wanted) in sorted(self._items.items()):
+        for path, (_, wanted, _) in sorted(self._items.items()):
             if is_directory(wanted):
                 self._with_room(lambda path=path: self._make_directory(path), gathered)
         self._put_files()
@@ -96,7 +96,7 @@ class TreeRollback:
         return self._done
 
     def _goes(self, path: str) -> bool:
-        _, now, wanted = self._items[path]
+        _, wanted, now = self._items[path]
         if now is None:
             return path in self._after.found.excluded or path in self.before.left
         return wanted is None or wanted.kind != now.kind
@@ -116,17 +116,17 @@ class TreeRollback:
     def _sources(self) -> dict[int, list[str]]:
         """Where inodes of before are now that are to be held, since they belong elsewhere."""
         at: dict[int, list[str]] = {}
-        for path, (_, now, _) in self._items.items():
+        for path, (_, _, now) in self._items.items():
             stamp = self._after.stamps.get(path)
             if stamp is not None and not is_directory(now):
                 at.setdefault(stamp[0], []).append(path)
         found: dict[int, list[str]] = {}
-        for path, (_, _, wanted) in self._items.items():
+        for path, (_, wanted, _) in self._items.items():
             inode = self.before.inode(path)
             if wanted is None or is_directory(wanted) or inode not in at or path in at[inode]:
                 continue
             for place in at[inode]:
-                now = self._items[place][1]
+                now = self._items[place].after
                 if now is not None and (now.kind, now.oid) == (wanted.kind, wanted.oid):
                     found.setdefault(inode, []).append(place)
         for path, left in self.before.left.items():
@@ -205,7 +205,7 @@ class TreeRollback:
     def _put_files(self) -> None:
         files = {
             path: wanted
-            for path, (_, _, wanted) in self._items.items()
+            for path, (_, wanted, _) in self._items.items()
             if wanted is not None and not is_directory(wanted) and path not in self._done.conflicts
         }
         numbers = {wanted.meta.link for wanted in files.values() if wanted.meta.link}
@@ -237,7 +237,7 @@ class TreeRollback:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            for path, (_, now, wanted) in [*self._items.items()]:
+            for path, (_, wanted, now) in [*self._items.items()]:
                 if wanted is None or is_directory(wanted) or path in but or path in self._done.conflicts:
                     continue
                 if now is not None and not is_directory(now) and not self._stands(path, wanted, alone=False):
@@ -284,7 +284,7 @@ class TreeRollback:
         item = self._items.get(path)
         if item is None:
             return True
-        now = item[1]
+        now = item.after
         if now is None or (now.kind, now.oid) != (wanted.kind, wanted.oid) or not self._as_left(path, here):
             return False
         return here.st_ino == self.before.inode(path) or (alone and here.st_nlink == 1)

@@ -31,7 +31,7 @@ from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, StatCache
 from ringfence_sandbox.steps.aborted_calls import keep_typed
 from ringfence_sandbox.steps.step_states import Differing
 from ringfence_sandbox.store.commits import REPLACED, CommitInfo, PreparedStep
-from ringfence_sandbox.store.entries import Entry, Pending
+from ringfence_sandbox.store.entries import Difference, Entry, Pending
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import Unknown
 from ringfence_sandbox.transaction.changes import ChangedFiles, History, Recorded, RolledBackCall, ScannedStates
@@ -257,11 +257,11 @@ class StepHistory(History):
         self._cache_saved = self._cache_saved and not (found.changes or found.read)
         return found
 
-    def stand_for(self, commit: str, differing: Iterable[tuple[str, Entry | None, Entry | None]] = ()) -> None:
+    def stand_for(self, commit: str, differing: Iterable[Difference] = ()) -> None:
         """The tree that was scanned last is that of a commit, but for what is ``differing``."""
         assert self._cache is not None, "it was scanned"
-        for path, now, other in differing:
-            self._cache.differ(path, now, other)
+        for path, before, after in differing:
+            self._cache.differ(path, before, after)
         self._cache.commit = commit
 
     def known(self, commit: str) -> Mapping[str, Mapping[str, Stamp]]:

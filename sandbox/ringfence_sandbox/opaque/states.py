@@ -9,20 +9,21 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+from ringfence.participants import Change
+from ringfence_sandbox.disk.confined import is_reserved
 from ringfence_sandbox.disk.state import Json
-from ringfence_sandbox.opaque.displaced import Displaced
 from ringfence_sandbox.scan.scan import Exclusion, ScanResult
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, attributes_from_json, attributes_json
 from ringfence_sandbox.store.commits import PreparedStep
-from ringfence_sandbox.store.entries import Entry
+from ringfence_sandbox.store.entries import Difference, Entry
+from ringfence_sandbox.store.store import Store
+from ringfence_sandbox.transaction.changes import ChangedFiles, ScannedStates
+from ringfence_sandbox.transaction.hold import Holding
 
-Differs = tuple[str, Entry | None, Entry | None]
-"""A path, what is there now, and what was there before the call."""
 
-
-def is_only_time(item: Differs) -> bool:
+def is_only_time(item: Difference) -> bool:
     """Whether it is a directory of which only the time differs, as it does after anything that was done in it."""
-    _, now, old = item
+    _, old, now = item
     return (
         now is not None
         and old is not None
@@ -52,6 +53,46 @@ class Left:
 
     def has_mode(self, found: os.stat_result) -> bool:
         return self.mode in (-1, found.st_mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Displaced:
+    """The name of a holding directory, and its slots, each with the path that it is of."""
+
+    holding: str = ""
+    slots: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    @classmethod
+    def by(cls, holding: Holding | None) -> Displaced:
+        return cls(holding.name, {**holding.paths}) if holding is not None and holding.paths else cls()
+
+    def has(self, place: str) -> bool:
+        """Whether a place in the workspace is one of these, or below one."""
+        return self._slot(place) in self.slots
+
+    def hides(self, place: str) -> bool:
+        """Whether it is in a holding directory, and none of these."""
+        return is_reserved(place) and not self.has(place)
+
+    def said(self, place: str) -> str:
+        """A place by the path that it is of."""
+        if not self.has(place):
+            return place
+        below = place.split("/", 2)[2:]
+        return "/".join([self.slots[self._slot(place)], *below])
+
+    def _slot(self, place: str) -> int:
+        holding, _, rest = place.partition("/")
+        slot = rest.partition("/")[0]
+        return int(slot) if holding == self.holding and slot.isdecimal() else -1
+
+    def to_json(self) -> Json:
+        return [self.holding, [[slot, path] for slot, path in self.slots.items()]]
+
+    @classmethod
+    def from_json(cls, value: object) -> Displaced:
+        holding, slots = cast("tuple[str, list[tuple[int, str]]]", value)
+        return cls(holding, dict(slots))
 
 
 @dataclass(slots=True)
@@ -125,7 +166,7 @@ class After:
     """What differs from `Before`, and the stamps of what is there now."""
 
     found: ScanResult
-    differing: Sequence[Differs]
+    differing: Sequence[Difference]
 
     @property
     def stamps(self) -> Mapping[str, Stamp]:
@@ -139,3 +180,35 @@ class Aborted:
     commit: str | None
     name: str | None
     notes: tuple[str, ...] = ()
+
+
+class ScannedFiles(ChangedFiles):
+    """What two scans found."""
+
+    def __init__(
+        self, store: Store, commit: str, after: After, changes: Sequence[Change], scanned: ScannedStates
+    ) -> None:
+        self._store = store
+        self._commit = commit
+        self._now = {path: now for path, _, now in after.differing}
+        self._changes = changes
+        self._scanned = scanned
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        return self._changes
+
+    @property
+    def scanned(self) -> ScannedStates:
+        return self._scanned
+
+    def before(self, path: str) -> bytes:
+        return self._content(path, self._store.states.entry(self._commit, path))
+
+    def after(self, path: str) -> bytes:
+        return self._content(path, self._now.get(path))
+
+    def _content(self, path: str, entry: Entry | None) -> bytes:
+        if entry is None or entry.oid is None:
+            raise FileNotFoundError(path)
+        return self._store.states.content(entry.oid)
