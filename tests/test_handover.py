@@ -33,7 +33,7 @@ def left(shell: str, command: str) -> tuple[int, bytes, ShellEnvironment | None]
     with open(reading, "rb") as report:
         kept.take(report.read())
     said, _ = child.communicate(timeout=5)
-    return child.returncode, said, kept.left()
+    return child.returncode, said, kept.next_environment()
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash --posix", "busybox sh"])
@@ -68,4 +68,4 @@ def test_where_nothing_is_asked_for_a_command_is_left_as_it_is() -> None:
         {"A": "1"},
         False,
     )
-    assert kept.left() is None
+    assert kept.next_environment() is None

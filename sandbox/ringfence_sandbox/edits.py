@@ -16,7 +16,7 @@ from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import WriteMode
 from ringfence_sandbox.disk.confined import Confined, Found, is_reserved
 from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, exists, failpoint, mounts_below, set_mode
-from ringfence_sandbox.disk.new_files import copy_and_append, resemble, umask, write_all
+from ringfence_sandbox.disk.new_files import copy_and_append, copy_attributes, umask, write_all
 from ringfence_sandbox.disk.state import State
 from ringfence_sandbox.transaction.changes import states_inside
 from ringfence_sandbox.transaction.directory_times import ChangedDirectory
@@ -361,7 +361,7 @@ class Edits:
             else:
                 sha256 = hashlib.sha256(content).hexdigest()
                 write_all(descriptor, content)
-            resemble(descriptor, at, name, found, mode)
+            copy_attributes(descriptor, at, name, found, mode)
             if mode is not None:
                 os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))
             made = self.finished(descriptor, sha256, None if append else content)

@@ -50,7 +50,7 @@ from ringfence_sandbox.disk.confined import Confined, Found, is_reserved, open_f
 from ringfence_sandbox.disk.kernel import Abilities, birth_ns
 from ringfence_sandbox.disk.listing import Listing, read_text
 from ringfence_sandbox.disk.outputs import KeptOutputs, is_output
-from ringfence_sandbox.disk.places import said_only_this_host
+from ringfence_sandbox.disk.places import is_only_host_declared
 from ringfence_sandbox.edits import Edits
 from ringfence_sandbox.opening import Opened
 from ringfence_sandbox.transaction.changes import History
@@ -130,7 +130,7 @@ class HostFilesystem(Transactional):
             history=history,
             can=can,
             limits=limits,
-            only_this_host=only_this_host or said_only_this_host(),
+            only_this_host=only_this_host or is_only_host_declared(),
             patience_seconds=patience_seconds,
             hide=hide,
         )

@@ -350,7 +350,7 @@ class PodmanSandbox:
                 used = proxy.stop()
             shown.close()
         failure = watch.reason or failure
-        left = request.environment if failure else kept.left()
+        left = request.environment if failure else kept.next_environment()
         said = [replaced, moved, explained(request, ended), failure]
         said += ["out of memory: a process was killed"] * ended.killed_by_oom
         said += used.refusals() if used is not None else []

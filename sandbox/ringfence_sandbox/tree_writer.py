@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ringfence_sandbox.disk.confined import read_file
 from ringfence_sandbox.disk.kernel import failpoint
-from ringfence_sandbox.disk.new_files import resemble, write_all
+from ringfence_sandbox.disk.new_files import copy_attributes, write_all
 from ringfence_sandbox.disk.state import State
 from ringfence_sandbox.edits import Edits
 from ringfence_sandbox.steps.metadata import apply_metadata
@@ -160,7 +160,7 @@ class TreeWriter:
         holding = self._transactions.holding
         if entry.kind == "symlink":
             slot = self._edits.new_symlink(path, os.fsdecode(self._content(entry.oid)))
-            self._dress(path, slot, entry)
+            self._apply_metadata(path, slot, entry)
             return slot
         slot = holding.new_slot(path)
         if other is not None:
@@ -175,11 +175,11 @@ class TreeWriter:
             found = self._files.look(path)
             if found is not None and stat.S_ISREG(found.st_mode):
                 with self._files.parent(path) as (at, name):
-                    resemble(descriptor, at, name, found, entry.meta.mode)
+                    copy_attributes(descriptor, at, name, found, entry.meta.mode)
             if entry.oid in self._contents:  # merged just now, so its time is now, too
                 os.fchmod(descriptor, entry.meta.mode)
             else:
-                self._dress(path, slot, entry)
+                self._apply_metadata(path, slot, entry)
             self._edits.finished(descriptor, hashlib.sha256(content).hexdigest(), content)
         finally:
             os.close(descriptor)
@@ -199,7 +199,7 @@ class TreeWriter:
         known = self._contents.get(oid)
         return known if known is not None else self._states.content(oid)
 
-    def _dress(self, path: str, slot: int, entry: Entry) -> None:
+    def _apply_metadata(self, path: str, slot: int, entry: Entry) -> None:
         if not apply_metadata(self._transactions.holding.descriptor, str(slot), entry.meta):
             self._note_owner(path, entry)
 

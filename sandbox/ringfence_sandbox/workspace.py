@@ -23,7 +23,7 @@ from ringfence_sandbox.disk.kernel import abilities
 from ringfence_sandbox.disk.places import made_outside, store_of
 from ringfence_sandbox.history_stores import forget_temporary_stores, mark_temporary_store
 from ringfence_sandbox.host import Durability, HostFilesystem
-from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, told_nothing
+from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, no_progress
 from ringfence_sandbox.steps.ignored_files import IgnoredInHistory, Repository, file_at
 from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
 from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
@@ -39,7 +39,7 @@ from ringfence_sandbox.store.history_views import (
     unified,
 )
 from ringfence_sandbox.store.step_lookup import NamedStep, StepLookup, StepName, parent_of
-from ringfence_sandbox.store.store import Store, telling_of_damage
+from ringfence_sandbox.store.store import Store, reporting_damage
 from ringfence_sandbox.store_roots import check_format, replaced
 from ringfence_sandbox.transaction.half_done import UnfinishedCall, unfinished_call
 from ringfence_sandbox.transaction.killed_calls import KilledCall, forget_killed, killed_calls
@@ -162,7 +162,7 @@ class Workspace:
         history = StepHistory(
             Confined(descriptor, abilities()), Path(place), limits=limits, power=durability == "power"
         )
-        history.progress = progress or told_nothing
+        history.progress = progress or no_progress
         history.replaced = replaced(real, place)  # before it is noted that this one is there now
         with ExitStack() as opened:
             opened.callback(history.close)
@@ -180,13 +180,13 @@ class Workspace:
             opened.callback(filesystem.close)
             workspace = cls(filesystem, history.store, history)
             workspace._look_first()
-            history.progress = told_nothing
+            history.progress = no_progress
             opened.pop_all()  # it is open, and stays so
         return workspace
 
     def _look_first(self) -> None:
         """Take in the tree as it is. `left_out_since` compares with what is left out now."""
-        with telling_of_damage(self._store.folder):
+        with reporting_damage(self._store.folder):
             self._look()
         self._left_out_first, self._tip_first = self._left_out(), self._store.tip
 
@@ -328,11 +328,11 @@ class Workspace:
                 if entry.paths or entry.names or entry.number is not None or parent is None
             )
             most = None if limit is None else min(limit, sys.maxsize)
-            found = list(itertools.islice(itertools.chain(shown, self._apart(names)), most))
+            found = list(itertools.islice(itertools.chain(shown, self._detached(names)), most))
             return found if ignored is None else [ignored.without(entry) for entry in found]
 
-    def _apart(self, names: Mapping[str, Sequence[str]]) -> Iterator[LogEntry]:
-        for record in self._find.apart():
+    def _detached(self, names: Mapping[str, Sequence[str]]) -> Iterator[LogEntry]:
+        for record in self._find.detached():
             yield log_entry(self._store, record, names[record.commit], apart=True)
 
     def named_steps(self) -> Sequence[NamedStep]:
@@ -361,7 +361,7 @@ class Workspace:
         # In a forked child the history is not to be looked at either: to read what is about to be written, it is
         # written, and the file is the parent's.
         self.filesystem.check_open()
-        with self.filesystem.lock.mutex, telling_of_damage(self._store.folder, (KeyError,)):
+        with self.filesystem.lock.mutex, reporting_damage(self._store.folder, (KeyError,)):
             yield
 
     def step(self, number: int) -> Step:
@@ -482,7 +482,7 @@ class Workspace:
         """
         with self._alone("undo") as (transaction, history):
             sessions = (session,) if isinstance(session, str) else session
-            undone = self._find.undone(n, step, sessions)
+            undone = self._find.steps_to_undo(n, step, sessions)
             plan = self._planner(history).undo(undone, [parent_of(record) for record in undone])
             ignored = frozenset[str]() if with_ignored else self._ignored(undone[-1].commit, plan)
             parents = [record.parent for record in undone if record.parent is not None]
@@ -566,7 +566,7 @@ class Workspace:
         that, which then makes the step."""
         if self._history is None:
             raise PermissionError(f"{tool} changes the workspace, and this one was opened read-only")
-        with telling_of_damage(self._store.folder, (KeyError,)), self.transaction(tool) as transaction:
+        with reporting_damage(self._store.folder, (KeyError,)), self.transaction(tool) as transaction:
             if self.filesystem.has_uncommitted:
                 raise TransactionError(f"{tool} is for a tool call of its own: this one has changed files before")
             self._look()

@@ -221,7 +221,7 @@ class Channel:
             self._running = self._number  # until the executor says that it has ended
             self._send(protocol.RUN, self._number, request, descriptors)
             sent = True
-            pipes.let_go()
+            pipes.close_inner()
             ended = self._attend(pipes, limit, on_output)
         except ExecutorLostError as error:
             raise ExecutorLostError(str(error), ended=self.close()) from None

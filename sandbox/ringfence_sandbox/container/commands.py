@@ -192,7 +192,7 @@ class KeptEnvironment:
         """A piece of the report."""
         self._received += data[: LONGEST_REPORT + 1 - len(self._received)]
 
-    def left(self) -> ShellEnvironment | None:
+    def next_environment(self) -> ShellEnvironment | None:
         """What the next command begins with; None where a report that should be there is none, or not a whole one.
 
         A report may be forged, which gains what ``export`` does. What the command itself changed is handed on, not the
@@ -269,7 +269,7 @@ class CommandWatch:
         self._cancellation = cancellation
         # On a disk that is nearly full already a command may use half of what is left.
         least = limits.free_disk_bytes, limits.free_inodes
-        self._floor = [min(wanted, left // 2) for wanted, left in zip(least, _left(root), strict=True)]
+        self._floor = [min(wanted, left // 2) for wanted, left in zip(least, _free_space(root), strict=True)]
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ringfence disk watch", daemon=True)
         self.reason = ""
@@ -296,13 +296,13 @@ class CommandWatch:
 
     def _lacking(self) -> str:
         with suppress(FileNotFoundError):  # somebody has moved the root: cancellations are still looked for
-            for left, floor, what in zip(_left(self._root), self._floor, ("bytes", "inodes"), strict=True):
+            for left, floor, what in zip(_free_space(self._root), self._floor, ("bytes", "inodes"), strict=True):
                 if left < floor:
                     return f"{left} {what} are left on the disk"
         return ""
 
 
-def _left(root: str) -> tuple[int, int]:
+def _free_space(root: str) -> tuple[int, int]:
     found = os.statvfs(root)
     # Filesystems without a number of inodes say 0.
     return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else 1 << 62

@@ -24,7 +24,7 @@ class Pipes:
         self.events = select.poll()
         """Told of each outer end as long as it is open."""
         self.inner: dict[str, int] = {}
-        """The command's ends, until `let_go`."""
+        """The command's ends, until `close_inner`."""
         self._unwritten = memoryview(stdin or b"")
         self._readable: dict[int, Stream] = {}
         self._writable: int | None = None
@@ -53,7 +53,7 @@ class Pipes:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def let_go(self) -> None:
+    def close_inner(self) -> None:
         """Close this process's copies of the command's ends."""
         while self.inner:
             os.close(self.inner.popitem()[1])
@@ -73,7 +73,7 @@ class Pipes:
                     break
 
     def close(self) -> None:
-        self.let_go()
+        self.close_inner()
         for descriptor in [*self._readable, self._writable]:
             if descriptor is not None:
                 self._close(descriptor)

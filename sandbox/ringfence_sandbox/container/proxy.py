@@ -286,11 +286,11 @@ class Proxy:
         async def upload() -> None:
             await send(request.head)
             if not request.is_chunked:
-                await incoming.hand_on(request.body_bytes, send)
+                await incoming.forward(request.body_bytes, send)
                 return
             while size := chunk_length(await incoming.until(b"\r\n", LONGEST_LINE)):
                 await send(b"%x\r\n" % size)
-                await incoming.hand_on(size, send)
+                await incoming.forward(size, send)
                 if await incoming.exactly(2) != b"\r\n":
                     raise ValueError("a chunk is malformed")
                 await send(b"\r\n")
@@ -331,7 +331,7 @@ class _Incoming:
             await self._read()
         return self._take(count)
 
-    async def hand_on(self, count: int, send: Callable[[bytes], Awaitable[None]]) -> None:
+    async def forward(self, count: int, send: Callable[[bytes], Awaitable[None]]) -> None:
         """Raises ConnectionError where the end comes first."""
         while count:
             if not (data := await self.some(count)):

@@ -266,12 +266,12 @@ FORKS = threading.RLock()
 """Re-entrant, since a signal's handler may fork within the block. Nothing in one waits for anybody else."""
 
 
-def _let_go() -> None:
+def _release_forks() -> None:
     with suppress(RuntimeError):  # Ctrl-C came in its place
         FORKS.release()
 
 
-def _let_go_in_child() -> None:
+def _release_forks_in_child() -> None:
     try:
         FORKS.release()
     except RuntimeError:  # likewise: a thread has it that there is not in the child
@@ -279,4 +279,4 @@ def _let_go_in_child() -> None:
 
 
 # Before those of who notes things, which go on with it in the child.
-os.register_at_fork(before=FORKS.acquire, after_in_parent=_let_go, after_in_child=_let_go_in_child)
+os.register_at_fork(before=FORKS.acquire, after_in_parent=_release_forks, after_in_child=_release_forks_in_child)

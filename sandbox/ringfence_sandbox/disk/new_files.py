@@ -43,7 +43,7 @@ def copy_and_append(at: int, name: str, place: str, descriptor: int, more: bytes
         os.close(original)
 
 
-def resemble(descriptor: int, at: int, name: str, found: os.stat_result, mode: int | None) -> os.stat_result:
+def copy_attributes(descriptor: int, at: int, name: str, found: os.stat_result, mode: int | None) -> os.stat_result:
     """Give a new file the owner, extended attributes and permission bits of another, as far as that is permitted.
 
     Returns its stat from before, in which only these differ.

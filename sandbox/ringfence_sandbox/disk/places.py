@@ -43,7 +43,7 @@ def state_directory() -> str:
     return os.path.normpath(chosen)
 
 
-def said_only_this_host() -> bool:
+def is_only_host_declared() -> bool:
     """Whether RINGFENCE_ONLY_THIS_HOST says that no other host opens the workspaces that this one does."""
     return os.environ.get("RINGFENCE_ONLY_THIS_HOST") == "1"
 

@@ -121,7 +121,7 @@ def follow(cache: StatCache, states: States, commit: str | None) -> None:
     cache.commit = commit
 
 
-def told_nothing(files: int) -> None:
+def no_progress(files: int) -> None:
     """The progress that nobody wants to hear of."""
 
 
@@ -152,7 +152,7 @@ class Scanner:
         *,
         limits: ScanLimits = DEFAULT_LIMITS,
         hidden: Callable[[str], bool] = lambda name: False,
-        progress: Progress = told_nothing,
+        progress: Progress = no_progress,
         hides: Hides | None = None,
     ) -> None:
         self._files = Confined(root, abilities())

@@ -25,7 +25,7 @@ from ringfence_sandbox.scan.scan import (
     Scanner,
     ScanResult,
     follow,
-    told_nothing,
+    no_progress,
 )
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, StatCache
 from ringfence_sandbox.steps.aborted_calls import keep_typed
@@ -82,7 +82,7 @@ class StepHistory(History):
         """Commits that the journal names and the store does not have."""
         self.hidden: HiddenTree | None = None
         """What no scan takes in, since it is hidden."""
-        self.progress: Progress = told_nothing
+        self.progress: Progress = no_progress
         """Is told how far a scan is."""
 
     @property
@@ -114,22 +114,22 @@ class StepHistory(History):
         )
         steps: list[PreparedStep] = []
         if changed.scanned is not None:
-            ours, unknown = self._since_tip(changed.scanned, info), changed.scanned.unknown
+            own, unknown = self._since_tip(changed.scanned, info), changed.scanned.unknown
         else:
             with closing(Looks(self._files)) as looks:
                 differing = Differing(
                     self._files, self.store, changed, receipt.started_at, self.limits, self._hashes, looks
                 )
-                ours = differing.ours(self.rewritten)
-                theirs = differing.theirs()
+                own = differing.own_states(self.rewritten)
+                external = differing.external_states()
                 before, unknown = differing.unknown()
-            if theirs or before.reasons != self.store.states.unknown(self.store.tip).reasons:
-                external = CommitInfo("external", receipt.started_at)
-                steps.append(self.store.prepare(theirs, external, unknown=before))
+            if external or before.reasons != self.store.states.unknown(self.store.tip).reasons:
+                others = CommitInfo("external", receipt.started_at)
+                steps.append(self.store.prepare(external, others, unknown=before))
         after = steps[-1] if steps else None
         if self._power:
             failpoint("fsync objects")
-        prepared = self.store.prepare(ours, info, after=after, unknown=unknown, sync=self._power)
+        prepared = self.store.prepare(own, info, after=after, unknown=unknown, sync=self._power)
         if not prepared.changed:
             return Recorded()
         step = Step(

@@ -83,7 +83,7 @@ class Differing:
             after = after.knowing(_kinds({change.path: change.after for change in self._changed.changes}))
         return before, Unknown({**after.reasons, **dict.fromkeys(self._large.values(), "too large")})
 
-    def theirs(self) -> dict[str, Entry | Pending | None]:
+    def external_states(self) -> dict[str, Entry | Pending | None]:
         found: dict[str, Entry | Pending | None] = {}
         for change in self._changed.changes:
             known = self._known(change.path)
@@ -116,7 +116,7 @@ class Differing:
             if (path := f"{directory}/{name}") not in self._paths:
                 yield path
 
-    def ours(self, rewritten: Iterable[str] = ()) -> dict[str, Entry | Pending | None]:
+    def own_states(self, rewritten: Iterable[str] = ()) -> dict[str, Entry | Pending | None]:
         """``rewritten`` are paths of which more may have changed than was told."""
         left_out = {*self._large.values()}
         found: dict[str, Entry | Pending | None] = {

@@ -31,7 +31,7 @@ class NamedStep:
     with_others: bool = False
 
     @property
-    def said(self) -> str:
+    def described(self) -> str:
         """What the name is given to, in words."""
         return f"step {self.number}" + (", with what others have changed since," if self.with_others else "")
 
@@ -67,7 +67,7 @@ class StepLookup:
         try:
             return self._store.record(step)
         except LookupError:
-            for record in self.apart():
+            for record in self.detached():
                 if record.number == step:
                     return record
             numbers = [record.number for record in self._store.commits() if record.number is not None]
@@ -76,7 +76,7 @@ class StepLookup:
                 raise LookupError(f"step {step} has been dropped from the history by gc: {there}") from None
             raise LookupError(f"the history has no step {step}: {there}") from None
 
-    def apart(self) -> list[CommitRecord]:
+    def detached(self) -> list[CommitRecord]:
         """What `gc` has left for its name alone, newest first: no way leads there from the rest of the history."""
         line = {record.commit for record in self._store.commits()}
         alone = {*self._named().values()} - line
@@ -88,7 +88,9 @@ class StepLookup:
         record = self.record(step)
         return record if record.number is not None else self.record(self._number(record.commit))
 
-    def undone(self, n: int | None, step: StepName | None, sessions: Collection[str] | None) -> list[CommitRecord]:
+    def steps_to_undo(
+        self, n: int | None, step: StepName | None, sessions: Collection[str] | None
+    ) -> list[CommitRecord]:
         """The steps to undo, newest first: of some sessions, unless it is None."""
         if step is not None:
             if n is not None:
@@ -134,8 +136,8 @@ class StepLookup:
                 "letter or a digit, and do not use digits alone"
             )
         if (taken := self._named().get(name)) is not None:
-            said = f"{self._step(name, taken).said} is called {name!r} already"
-            raise ValueError(f"{said}: choose another name, or free this one with checkpoint --drop")
+            words = f"{self._step(name, taken).described} is called {name!r} already"
+            raise ValueError(f"{words}: choose another name, or free this one with checkpoint --drop")
         self._store.keep(f"{_PREFIX}{name}", commit)
         return self._step(name, commit)
 

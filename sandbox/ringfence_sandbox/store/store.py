@@ -47,9 +47,7 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.|lock(?:/|$)|$)|/(?=[A-Z
 
 
 @contextmanager
-def telling_of_damage(
-    folder: Path, errors: tuple[type[Exception], ...] = (LookupError, *UNREADABLE)
-) -> Generator[None]:
+def reporting_damage(folder: Path, errors: tuple[type[Exception], ...] = (LookupError, *UNREADABLE)) -> Generator[None]:
     """Whatever a history of which bytes were lost or changed makes of it, or these ``errors`` alone, say what it is, as
     a ValueError."""
     try:
@@ -91,7 +89,7 @@ class Store:
             raise FileNotFoundError(f"there is no history at {path}")
         if writable and not ((path / "HEAD").exists() and (path / "objects/pack").is_dir()):
             create_repository(path)
-        with telling_of_damage(path):
+        with reporting_damage(path):
             return cls._opened(path, writable)
 
     @classmethod

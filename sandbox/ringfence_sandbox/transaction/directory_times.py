@@ -26,9 +26,9 @@ class DirectoryTimes:
 
     def before(self, directory: int) -> None:
         """The call is about to change an open directory."""
-        self.met(os.fstat(directory))
+        self.observe(os.fstat(directory))
 
-    def met(self, found: os.stat_result) -> None:
+    def observe(self, found: os.stat_result) -> None:
         """A directory is as it was found."""
         if self._left.setdefault(found.st_ino, found.st_mtime_ns) != found.st_mtime_ns:
             self._left[found.st_ino] = found.st_mtime_ns

@@ -45,10 +45,6 @@ class Hold:
                     yield place, found.st_ino
 
 
-def new_name() -> str:
-    return HOLDING_PREFIX + secrets.token_hex(8)
-
-
 class Holding:
     """An open holding directory. What is in it has a number, its slot, for a name."""
 
@@ -86,11 +82,11 @@ class Holding:
             raise
 
     @classmethod
-    def noted(cls, files: Confined, note: Callable[[Mapping[str, Json]], None], store: str) -> Holding:
+    def make_logged(cls, files: Confined, note: Callable[[Mapping[str, Json]], None], store: str) -> Holding:
         """Make one under a new name that the journal has first; nobody is to see from the root's time that it came,
         or later that it went."""
         root = os.fstat(files.root)
-        name = new_name()
+        name = HOLDING_PREFIX + secrets.token_hex(8)
         note({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]})
         try:
             made = cls.make(files, name)
@@ -353,7 +349,7 @@ def drop_holding(files: Confined, holding: Holding, journal: Journal) -> list[st
     return []
 
 
-def said_of_unknown(files: Confined, name: str, store: str) -> str:
+def describe_unknown(files: Confined, name: str, store: str) -> str:
     """What to do about a holding directory with files in it that the journal of a store does not know, in words."""
     root, owner = os.readlink(f"/proc/self/fd/{files.root}"), holding_store(files, name)
     state = state_directory_of(owner, root) if owner != store else None

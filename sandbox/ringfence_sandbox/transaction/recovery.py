@@ -27,7 +27,7 @@ from ringfence_sandbox.transaction.changes import (
     states_inside,
 )
 from ringfence_sandbox.transaction.directory_times import DirectoryTimes
-from ringfence_sandbox.transaction.hold import Hold, Holding, drop_holding, said_of_unknown
+from ringfence_sandbox.transaction.hold import Hold, Holding, describe_unknown, drop_holding
 from ringfence_sandbox.transaction.journal import Journal
 from ringfence_sandbox.transaction.killed_calls import KilledCall, note_killed
 from ringfence_sandbox.transaction.operation import NOT_ROLLED_BACK, is_full
@@ -189,10 +189,10 @@ class Recovery:
         was_removed = self._find_holding(first)
         taken = RestoreReport()
         if first < len(replay.epochs):
-            taken = self._take_back(call, first)
+            taken = self._roll_back_opaque(call, first)
             del replay.epochs[first:]
             for epoch in replay.epochs:
-                epoch.remap(taken.became)
+                epoch.remap(taken.new_inodes)
         if not was_removed and not replay.lost_power:
             self._keep_changes(call)
         self._spare_times()
@@ -206,9 +206,9 @@ class Recovery:
             lost_power=replay.lost_power,
         )
         restore.report.moved |= replay.moved
-        report = restore.run(replay.epochs, undone=lambda count: self._journal.note(restore.report.to_json(count)))
+        report = restore.run(replay.epochs, on_undone=lambda count: self._journal.note(restore.report.to_json(count)))
         if report.errors:
-            raise RestoreFailedError([(error.filename or call[0], _said(error)) for error in report.errors])
+            raise RestoreFailedError([(error.filename or call[0], _with_advice(error)) for error in report.errors])
         report.displaced |= replay.displaced | taken.displaced
         report.conflicts |= replay.conflicts
         self._notes += [*taken.notes, *report.notes]
@@ -233,7 +233,7 @@ class Recovery:
         return self._held
 
     def _new_holding(self) -> Holding:
-        holding = Holding.noted(self._files, self._write, os.path.dirname(self._journal.path))
+        holding = Holding.make_logged(self._files, self._write, os.path.dirname(self._journal.path))
         self._replay.holdings.append(holding.name)
         return holding
 
@@ -277,7 +277,7 @@ class Recovery:
             states |= dict.fromkeys(f"{new}/{name}".rstrip("/") for name in inside)
         return {path: state for path, state in states.items() if path not in before}
 
-    def _take_back(self, call: tuple[str, str], first: int) -> RestoreReport:
+    def _roll_back_opaque(self, call: tuple[str, str], first: int) -> RestoreReport:
         """Go back to where the first opaque call began, whatever came after."""
         replay = self._replay
         number = replay.epochs[first].opaque
@@ -290,7 +290,7 @@ class Recovery:
                 number,
                 commit,
                 more,
-                replay.became.get(number, {}),
+                replay.new_inodes.get(number, {}),
                 replay.kept.get(number),
                 self._stamp,
                 Hold(self._held, self._make_holding),
@@ -305,7 +305,7 @@ class Recovery:
             )
             raise RestoreFailedError([(what, error)]) from error
         except OSError as error:
-            raise RestoreFailedError([(error.filename or call_id, _said(error))]) from error
+            raise RestoreFailedError([(error.filename or call_id, _with_advice(error))]) from error
 
     def _spare_times(self) -> None:
         """Have directories that somebody has changed since the call was killed keep the times of that."""
@@ -355,7 +355,7 @@ class Recovery:
                     os.rmdir(name, dir_fd=self._files.root)
                     os.utime(self._files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
                 except OSError:
-                    self._notes.append(said_of_unknown(self._files, name, os.path.dirname(self._journal.path)))
+                    self._notes.append(describe_unknown(self._files, name, os.path.dirname(self._journal.path)))
 
     def _mend_root_times(self) -> None:
         """Where the last opener was killed between making or removing a holding directory and setting the root's
@@ -381,5 +381,5 @@ class Recovery:
         self._notes += drop_holding(self._files, holding, self._journal)
 
 
-def _said(error: OSError) -> OSError:
+def _with_advice(error: OSError) -> OSError:
     return OSError(error.errno, f"{error.strerror}: {NOT_ROLLED_BACK}") if is_full(error) else error

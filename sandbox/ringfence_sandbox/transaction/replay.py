@@ -38,7 +38,7 @@ class Replay:
     """The calls that were committed."""
     more: dict[int, tuple[str, bytes]] = field(default_factory=dict[int, tuple[str, bytes]])
     """Of opaque calls, by number: the commit with the tree before, and what the journal has besides."""
-    became: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
+    new_inodes: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
     """Of opaque calls, by number: inodes that others have taken the place of since."""
     kept: dict[int, str | None] = field(default_factory=dict[int, str | None])
     """Of opaque calls that are being taken back, the commit that has what they had changed."""
@@ -98,10 +98,10 @@ class Replay:
                 self.more[number] = commit, record.blob
                 replayed(self.epochs, record.values)
             case {"restored": int()}:
-                self._meet(record.values)
+                self._add_conflicts(record.values)
                 replayed(self.epochs, record.values)
             case {"undone": int(number)}:
-                self._meet(record.values)
+                self._add_conflicts(record.values)
                 first = next((n for n, epoch in enumerate(self.epochs) if epoch.opaque == number), len(self.epochs))
                 self.epochs[first:] = [Epoch()]
                 self._remap(number, dict(cast("list[tuple[int, int]]", record.values.get("became", []))))
@@ -124,7 +124,7 @@ class Replay:
                     self._begin(("", ""), 0)
                 replayed(self.epochs, values)
 
-    def _meet(self, values: Mapping[str, object]) -> None:
+    def _add_conflicts(self, values: Mapping[str, object]) -> None:
         self.conflicts.update(cast("list[str]", values.get("conflicts", [])))
         self.displaced.update(cast("dict[str, str]", values.get("displaced", {})))
         self.moved.update(cast("dict[str, str]", values.get("moved", {})))
@@ -134,12 +134,12 @@ class Replay:
         self.epochs, self.processes = [Epoch()], []
         self.conflicts, self.displaced, self.moved = set(), {}, {}
 
-    def _remap(self, number: int, became: Mapping[int, int]) -> None:
+    def _remap(self, number: int, new_inodes: Mapping[int, int]) -> None:
         """A way back to where an opaque call began has put other inodes in the place of these."""
         for known in [known for known in self.more if known <= number]:
-            earlier = self.became.get(known, {})
-            self.became[known] = {**became, **{old: became.get(new, new) for old, new in earlier.items()}}
+            earlier = self.new_inodes.get(known, {})
+            self.new_inodes[known] = {**new_inodes, **{old: new_inodes.get(new, new) for old, new in earlier.items()}}
         for epoch in self.epochs:
             if epoch.opaque is not None and epoch.opaque >= number:
                 break
-            epoch.remap(became)
+            epoch.remap(new_inodes)

@@ -73,7 +73,7 @@ class RestoreReport:
     """Paths whose file of before was not found where it has to be."""
     errors: list[OSError] = field(default_factory=list[OSError])
     """Why something could not be put right now; it may be tried again."""
-    became: dict[int, int] = field(default_factory=dict[int, int])
+    new_inodes: dict[int, int] = field(default_factory=dict[int, int])
     """Inodes that others have taken the place of."""
     remade: bool = False
     """Whether anything was put back that may be another inode than before."""
@@ -117,8 +117,8 @@ class Restore:
         self.held: dict[int, list[str]] = {}
         """By inode, the places of what is displaced."""
 
-    def run(self, epochs: Sequence[Epoch], *, undone: Callable[[int], None] = lambda _: None) -> RestoreReport:
-        """Undo the epochs, the newest first; ``undone`` is told how many are left."""
+    def run(self, epochs: Sequence[Epoch], *, on_undone: Callable[[int], None] = lambda _: None) -> RestoreReport:
+        """Undo the epochs, the newest first; ``on_undone`` is told how many are left."""
         if self.hold.held is not None:
             self.held = self.hold.held.inodes(below=self.log is not None)
         records = [record for epoch in epochs for record in epoch.records.values()]
@@ -135,7 +135,7 @@ class Restore:
                 _EpochRestore(self, epoch).run()
             if self.report.errors:
                 break
-            undone(number)
+            on_undone(number)
         moved = self.report.moved.items()
         self.report.notes += [f"what was moved from {path} is still at {place}" for path, place in moved]
         return self.report
@@ -278,11 +278,11 @@ class _EpochRestore:
         for path, record in self._records.items():
             found = self._look(path)
             if self._is_before(record.before, found):
-                self._give_back(path, record, found)
+                self._put_back_foreign(path, record, found)
             elif not record.afters:  # a directory in which the call did something, and that somebody has removed
                 continue
             elif self._is_own(path, record, found):
-                if self._give_back(path, record, found):
+                if self._put_back_foreign(path, record, found):
                     continue
                 self._found[path] = found
                 if found is not None and not stat.S_ISDIR(found.st_mode):
@@ -343,7 +343,7 @@ class _EpochRestore:
         except OSError:
             return None
 
-    def _give_back(self, path: str, record: UndoRecord, found: os.stat_result | None) -> bool:
+    def _put_back_foreign(self, path: str, record: UndoRecord, found: os.stat_result | None) -> bool:
         """Whether somebody had saved the path, or has written into a file that the call had made, and the call has
         displaced that: it gets the path again."""
         holding, before = self._restore.hold.held, record.before
@@ -509,7 +509,7 @@ class _EpochRestore:
         mode = self._modes[path]
         if mode != before.mode and self._records[path].afters:
             self._restore.conflict(path)
-        self._times.met(found)  # somebody may have changed it
+        self._times.observe(found)  # somebody may have changed it
         wanted = self._records[path].before
         assert wanted is not None, "it was a directory"
         if stat.S_IMODE(found.st_mode) != mode:

@@ -144,7 +144,9 @@ class Transactions:
             self._find_holding()
         if self.held is None:
             # Without a wait for the disk: until the next record there is nothing in it that anybody could miss.
-            self.held = Holding.noted(self.files, lambda record: self._log.write(record, wait=False), self._log.store)
+            self.held = Holding.make_logged(
+                self.files, lambda record: self._log.write(record, wait=False), self._log.store
+            )
         return self.held
 
     @property
@@ -254,7 +256,7 @@ class Transactions:
         found = self.files.look(path) if opened is None else os.fstat(opened)
         if found is None:
             return
-        self.times.met(found)
+        self.times.observe(found)
         record = UndoRecord(path, State.of(found))
         for point in self._snapshots:
             point.before.setdefault(path, record.before)
@@ -364,7 +366,7 @@ class Transactions:
         if self.held is not None and not (report.conflicts or report.errors):
             self.held.discard(operation.slots)
         if report.conflicts:
-            self._meet(report.conflicts)
+            self._add_conflicts(report.conflicts)
             for note in self._keep(report):
                 logger.warning("a change failed half way, and %s", note)
 
@@ -543,7 +545,7 @@ class Transactions:
         while self._savepoints[-1] is not savepoint:  # inner calls that did not come to an end of their own
             self._savepoints.pop()
         self._operation = None
-        taken = self._take_back(savepoint)
+        taken = self._roll_back_opaque(savepoint)
         notes = [*taken.notes, *self._keep_changes(savepoint)]
         report = self._undo_since(savepoint)
         if report.errors:
@@ -559,7 +561,7 @@ class Transactions:
         report.displaced |= taken.displaced
         notes += [*report.notes, *self._keep(report)]
         conflicts = taken.conflicts | report.conflicts | savepoint.conflicts
-        self._meet(conflicts)
+        self._add_conflicts(conflicts)
         if savepoint.outermost:
             notes += self._close_call(committed=False)
         return RollbackReport(tuple(sorted(conflicts)), tuple(notes)) if conflicts or notes else CLEAN
@@ -576,7 +578,7 @@ class Transactions:
                 point.before.setdefault(path, state)
         first = self._savepoints[0].position
 
-        def undone(count: int) -> None:
+        def note_undone(count: int) -> None:
             """Have neither a second try nor a recovery undo again what is undone: the names may mean other files by
             then."""
             self._epochs[start + count :] = [Epoch()]
@@ -584,7 +586,7 @@ class Transactions:
 
         self._version += 1
         restore = Restore(self.files, self.renames, self.hold, self.times)
-        report = restore.run(epochs, undone=undone)
+        report = restore.run(epochs, on_undone=note_undone)
         if report.errors:
             savepoint.conflicts |= report.conflicts
         return report
@@ -595,7 +597,7 @@ class Transactions:
                 found = self.files.look(path)
                 self._own[path] = None if found is None else State.of(found)
 
-    def _meet(self, conflicts: set[str]) -> None:
+    def _add_conflicts(self, conflicts: set[str]) -> None:
         """Conflicts are those of the calls around, too, should they be taken back; not where an opaque call has begun
         within them: to there all goes back, whoever changed it."""
         for savepoint in reversed(self._savepoints):
@@ -603,7 +605,7 @@ class Transactions:
                 break
             savepoint.conflicts |= conflicts
 
-    def _take_back(self, savepoint: Savepoint) -> RestoreReport:
+    def _roll_back_opaque(self, savepoint: Savepoint) -> RestoreReport:
         """Go back to where the first opaque call since a savepoint began, whatever came after."""
         first = self._opaque_since(savepoint)
         if first is None or self._opaque is None or self._log.file is None:
@@ -611,7 +613,7 @@ class Transactions:
         self._find_holding()
         call_id, tool = self._log.label
         number = self._opaque_number(first)
-        taken = self._opaque.take_back(
+        taken = self._opaque.roll_back(
             number, self._version, self.hold, self._log.file.note, tool=tool, call_id=call_id
         )
         del self._epochs[first:]
@@ -619,7 +621,7 @@ class Transactions:
         self._version += 1
         self.times.forget()
         for epoch in self._epochs:
-            epoch.remap(taken.became)
+            epoch.remap(taken.new_inodes)
         self.read_set.unsure = self._opaque.any_open
         return taken
 

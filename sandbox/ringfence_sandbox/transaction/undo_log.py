@@ -54,17 +54,17 @@ class Epoch:
     def is_empty(self) -> bool:
         return not self.records and self.move is None and self.opaque is None
 
-    def remap(self, became: Mapping[int, int]) -> None:
+    def remap(self, new_inodes: Mapping[int, int]) -> None:
         """Know files again that had to become other inodes."""
         for record in self.records.values():
-            record.before = _remapped(record.before, became)
-            record.afters = [_remapped(one, became) for one in record.afters]
+            record.before = _remapped(record.before, new_inodes)
+            record.afters = [_remapped(one, new_inodes) for one in record.afters]
         if self.move is not None:
-            self.move = replace(self.move, inode=became.get(self.move.inode, self.move.inode))
+            self.move = replace(self.move, inode=new_inodes.get(self.move.inode, self.move.inode))
 
 
-def _remapped(state: State | None, became: Mapping[int, int]) -> State | None:
-    return state if state is None or state.inode not in became else replace(state, inode=became[state.inode])
+def _remapped(state: State | None, new_inodes: Mapping[int, int]) -> State | None:
+    return state if state is None or state.inode not in new_inodes else replace(state, inode=new_inodes[state.inode])
 
 
 def replayed(epochs: list[Epoch], record: Mapping[str, object]) -> None:
