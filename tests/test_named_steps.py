@@ -132,10 +132,10 @@ def test_a_name_is_given_once(workspace: Workspace) -> None:
 
 
 def test_a_name_given_after_an_edit_by_hand_is_said_to_be_of_that_too(root: Path, workspace: Workspace) -> None:
-    assert workspace.checkpoint("one").described == "step 0"
+    assert workspace.checkpoint("one").description == "step 0"
     (root / "x").write_text("by hand\n")
     named = workspace.checkpoint("two")
-    assert named.described == "step 0, with what others have changed since,"
+    assert named.description == "step 0, with what others have changed since,"
     assert workspace.named_steps()[1] == named
 
 

@@ -230,7 +230,7 @@ class HistoryToolsSection(Section[None]):
 
     def checkpoint(self, params: NameStep, *, context: ToolContext) -> ToolResult[Named]:
         named = self._ask(lambda workspace: workspace.checkpoint(params.name))
-        message = f"{named.described} is called {named.name}: `restore` goes back to it"
+        message = f"{named.description} is called {named.name}: `restore` goes back to it"
         return ToolResult.ok(Named(named.name, named.number), message)
 
     def _ask(self, question: Callable[[Workspace], AnswerT]) -> AnswerT:

@@ -332,7 +332,7 @@ def checkpoint(invocation: Invocation, directory: Path, name: str, drop: bool) -
         invocation.put_json({"checkpoint": serde.dump(named) if named is not None else None})
     elif named is not None:
         back = f"`ringfence restore {_quoted(directory)} {name}` goes back to it"
-        ErrorStream().say(f"{named.described} is called {named.name}: {back}")
+        ErrorStream().say(f"{named.description} is called {named.name}: {back}")
     return 0
 
 

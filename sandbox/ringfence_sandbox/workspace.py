@@ -328,11 +328,11 @@ class Workspace:
                 if entry.paths or entry.names or entry.number is not None or parent is None
             )
             most = None if limit is None else min(limit, sys.maxsize)
-            found = list(itertools.islice(itertools.chain(shown, self._detached(names)), most))
+            found = list(itertools.islice(itertools.chain(shown, self._detached_entries(names)), most))
             return found if ignored is None else [ignored.without(entry) for entry in found]
 
-    def _detached(self, names: Mapping[str, Sequence[str]]) -> Iterator[LogEntry]:
-        for record in self._find.detached():
+    def _detached_entries(self, names: Mapping[str, Sequence[str]]) -> Iterator[LogEntry]:
+        for record in self._find.detached_records():
             yield log_entry(self._store, record, names[record.commit], apart=True)
 
     def named_steps(self) -> Sequence[NamedStep]:

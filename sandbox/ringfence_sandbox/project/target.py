@@ -67,8 +67,8 @@ def probe(connection: Connection, image: str, *, node: bool) -> tuple[PythonTarg
         )
         try:
             return (
-                _probed(container, ["python3", "-c", _PYTHON], PythonTarget),
-                _probed(container, ["node", "-e", _NODE], NodeTarget) if node else None,
+                _run_probe(container, ["python3", "-c", _PYTHON], PythonTarget),
+                _run_probe(container, ["node", "-e", _NODE], NodeTarget) if node else None,
             )
         except ValueError as error:
             raise SandboxUnavailableError(
@@ -78,7 +78,7 @@ def probe(connection: Connection, image: str, *, node: bool) -> tuple[PythonTarg
             container.close()
 
 
-def _probed(container: Container, argv: Sequence[str], kind: type[_Target]) -> _Target | None:
+def _run_probe(container: Container, argv: Sequence[str], kind: type[_Target]) -> _Target | None:
     """What a program of the image prints, if it ends well. Of an image that floods us, only the beginning is read."""
     printed = bytearray()
 

@@ -31,7 +31,7 @@ class NamedStep:
     with_others: bool = False
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """What the name is given to, in words."""
         return f"step {self.number}" + (", with what others have changed since," if self.with_others else "")
 
@@ -67,7 +67,7 @@ class StepLookup:
         try:
             return self._store.record(step)
         except LookupError:
-            for record in self.detached():
+            for record in self.detached_records():
                 if record.number == step:
                     return record
             numbers = [record.number for record in self._store.commits() if record.number is not None]
@@ -76,7 +76,7 @@ class StepLookup:
                 raise LookupError(f"step {step} has been dropped from the history by gc: {there}") from None
             raise LookupError(f"the history has no step {step}: {there}") from None
 
-    def detached(self) -> list[CommitRecord]:
+    def detached_records(self) -> list[CommitRecord]:
         """What `gc` has left for its name alone, newest first: no way leads there from the rest of the history."""
         line = {record.commit for record in self._store.commits()}
         alone = {*self._named().values()} - line
@@ -136,7 +136,7 @@ class StepLookup:
                 "letter or a digit, and do not use digits alone"
             )
         if (taken := self._named().get(name)) is not None:
-            words = f"{self._step(name, taken).described} is called {name!r} already"
+            words = f"{self._step(name, taken).description} is called {name!r} already"
             raise ValueError(f"{words}: choose another name, or free this one with checkpoint --drop")
         self._store.keep(f"{_PREFIX}{name}", commit)
         return self._step(name, commit)
