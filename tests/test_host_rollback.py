@@ -336,6 +336,16 @@ def test_a_snapshot_restores_own_changes_and_leaves_others(root: Path, fs: HostF
     }
 
 
+def test_a_snapshot_makes_a_removed_directory_anew_around_the_very_files(root: Path, fs: HostFilesystem) -> None:
+    snapshot, directory, file = fs.snapshot(), (root / "d").stat(), (root / "d/b.txt").stat()
+    held_open = os.open(root / "d", os.O_RDONLY)  # or its inode's number might be given again
+    fs.delete("d", recursive=True)
+    fs.restore(snapshot)
+    os.close(held_open)
+    assert (root / "d/b.txt").stat().st_ino == file.st_ino
+    assert (root / "d").stat().st_ino != directory.st_ino
+
+
 def test_what_somebody_put_into_a_directory_that_came_back_does_not_go_with_it(root: Path, fs: HostFilesystem) -> None:
     before = fs.snapshot()
     fs.mkdir("new")

@@ -311,6 +311,15 @@ def test_a_write_by_a_program_with_the_file_open_fails_the_call(workspace: Works
     assert workspace.steps() == []
 
 
+def test_a_write_into_a_directory_that_the_call_has_deleted_goes_with_it(workspace: Workspace, root: Path) -> None:
+    with (root / "d/b.txt").open("a") as program, held_call(workspace.filesystem) as held:
+        workspace.filesystem.for_call(held).delete("d", recursive=True)
+        program.write("theirs\n")
+        program.flush()
+        held.commit()
+    assert not (root / "d").exists()
+
+
 def test_a_write_into_a_replaced_file_is_kept(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (root / "a.txt").open("a") as program, HostFilesystem(root, store=tmp_path / "s") as fs:
         with held_call(fs) as held:
