@@ -30,7 +30,7 @@ MOST_LISTED = 20
 
 
 class OpaqueCalls:
-    """What is known of them, and the way back from each."""
+    """What is known of them, and the rollback of each."""
 
     def __init__(self, files: Confined, renames: Renames, brackets: Brackets, stamp: Heartbeat) -> None:
         self._files = files

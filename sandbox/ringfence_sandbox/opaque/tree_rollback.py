@@ -28,7 +28,7 @@ from ringfence_sandbox.transaction.restore import RestoreReport
 
 
 class TreeRollback:
-    """One way back, from the state `after` to the state `before`."""
+    """One rollback, from the state `after` to the state `before`."""
 
     def __init__(
         self,

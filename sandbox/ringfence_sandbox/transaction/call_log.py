@@ -1,4 +1,4 @@
-"""What the journal is told of a call: that it has begun, its undo records, and how it ended."""
+"""The records of calls in the journal: begin, undo records, commit and end."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class ChangedFiles(Protocol):
         ...
 
     def found(self, path: str) -> os.stat_result | None:
-        """What was found at `path` when the changes were told, if that is known, and so are the bytes."""
+        """What `changes` found at `path`, if that is known, and so are the bytes."""
         return None
 
     def moved(self, path: str) -> str | None:
@@ -324,7 +324,7 @@ def states_inside(files: Confined, directory: str) -> dict[str, State]:
 
 @dataclass(frozen=True, slots=True)
 class RolledBackCall:
-    """A call that is about to be taken back. ``begun`` tells it from others of the same id, also after a crash."""
+    """A call that is about to be rolled back. ``begun`` distinguishes it from others of its id, also after a crash."""
 
     call_id: str
     tool: str
@@ -352,12 +352,12 @@ class History(Protocol):
         ...
 
     def ended_without_step(self) -> None:
-        """What the open call had done so far is taken back, or has changed no file. Must not fail."""
+        """The open call was rolled back, or has changed no file. Must not fail."""
         ...
 
     def rolling_back(self, changed: ChangedFiles, call: RolledBackCall) -> Sequence[str]:
-        """Keep what a call changed, which is about to be taken back; what was not kept, in words. OSError. It may be
-        asked for the same call again."""
+        """Keep what a call changed, which is about to be rolled back. Returns notes of what was not kept. OSError. It
+        may be asked for the same call again."""
         ...
 
     def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:

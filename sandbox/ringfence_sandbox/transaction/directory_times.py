@@ -1,4 +1,4 @@
-"""Whose change of a directory was the last: a rollback brings back its time only where it was the call's own."""
+"""The times of directories: a rollback restores one only where the last change of the directory was the call's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _nobody(_: os.stat_result) -> None: ...
 
 class DirectoryTimes:
     """The times that the call's own changes have left directories with, by inode. A directory with another one was
-    changed by somebody else: ``changed`` is told of it. (On the way of every file: one look before, and one after.)"""
+    changed by somebody else, and ``changed`` is called. (On the way of every file: one look before, and one after.)"""
 
     def __init__(self, files: Confined) -> None:
         self.files = files
@@ -29,7 +29,7 @@ class DirectoryTimes:
         self.observe(os.fstat(directory))
 
     def observe(self, found: os.stat_result) -> None:
-        """A directory is as it was found."""
+        """Compare a directory, as it was found, with what the call has left."""
         if self._left.setdefault(found.st_ino, found.st_mtime_ns) != found.st_mtime_ns:
             self._left[found.st_ino] = found.st_mtime_ns
             self.changed(found)

@@ -1,6 +1,7 @@
-"""The directory in which displaced files wait for the end of a call: below the root, under a name no path can have.
+"""The hold: the directory in the root in which displaced files wait for the end of a call.
 
-What is in it has a number for a name. A rollback finds a file there by its inode.
+No path of the workspace can have its name. What is in it has a number, its slot, for a name. A rollback finds a file
+there by its inode.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _STORE = "user.ringfence.store"
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Where displaced files are, and how to have a directory for them."""
+    """The open holding directory, if there is one, and how to make one."""
 
     held: Holding | None
     make: Callable[[], Holding]
@@ -46,7 +47,7 @@ class Hold:
 
 
 class Holding:
-    """An open holding directory. What is in it has a number, its slot, for a name."""
+    """An open holding directory."""
 
     def __init__(self, files: Confined, name: str) -> None:
         """FileNotFoundError where it is not there."""
@@ -83,8 +84,8 @@ class Holding:
 
     @classmethod
     def make_logged(cls, files: Confined, note: Callable[[Mapping[str, Json]], None], store: str) -> Holding:
-        """Make one under a new name that the journal has first; nobody is to see from the root's time that it came,
-        or later that it went."""
+        """Make one under a new name, which the journal has first. The root keeps its times, now and when it is
+        removed."""
         root = os.fstat(files.root)
         name = HOLDING_PREFIX + secrets.token_hex(8)
         note({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]})
@@ -103,8 +104,8 @@ class Holding:
 
     @classmethod
     def found(cls, files: Confined, name: str, last: int) -> Holding:
-        """One that may have been taken away, or that something else is in the place of: then it is made anew. Gives no
-        slot a second time, of which ``last`` is known. OSError."""
+        """Open one again. It is made anew if it was removed, or replaced by something else. ``last`` is the greatest
+        slot that was given: none is given twice. OSError."""
         _have(files, name)
         found = cls(files, name)
         found._next = last + 1
@@ -126,6 +127,7 @@ class Holding:
         return os.fstat(self.descriptor).st_nlink == 0
 
     def _go_on(self) -> None:
+        """Give no slot of which something is there."""
         self._taken = {name.partition(".")[0] for name in os.listdir(self.descriptor)}
 
     def new_slot(self, path: str = "") -> int:
@@ -250,6 +252,7 @@ def entries_below(files: Confined, top: str) -> Iterator[tuple[str, os.stat_resu
 
 
 def _have(files: Confined, name: str) -> None:
+    """Make a holding directory of that name, unless it is there. The root keeps its times."""
     root, found = os.fstat(files.root), lstat(files.root, name)
     if found is not None and stat.S_ISDIR(found.st_mode):
         if stat.S_IMODE(found.st_mode) != _MODE:

@@ -1,6 +1,6 @@
-"""Opening a workspace whose last opener may have been killed: what the journal says, made true.
+"""Recovery: an opening undoes the call of the journal that has no commit record, or finishes the one that has.
 
-See `docs/understand/recovery.md` for the table of what is found and what is done.
+`docs/understand/recovery.md` has the table of what is found and what is done.
 """
 
 from __future__ import annotations

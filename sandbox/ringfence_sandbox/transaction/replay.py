@@ -41,7 +41,7 @@ class Replay:
     new_inodes: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
     """Of opaque calls, by number: inodes that others have taken the place of since."""
     kept: dict[int, str | None] = field(default_factory=dict[int, str | None])
-    """Of opaque calls that are being taken back, the commit that has what they had changed."""
+    """Of opaque calls that are being rolled back, the commit that has what they had changed."""
     conflicts: set[str] = field(default_factory=set[str])
     displaced: dict[str, str] = field(default_factory=dict[str, str])
     moved: dict[str, str] = field(default_factory=dict[str, str])
@@ -135,7 +135,7 @@ class Replay:
         self.conflicts, self.displaced, self.moved = set(), {}, {}
 
     def _remap(self, number: int, new_inodes: Mapping[int, int]) -> None:
-        """A way back to where an opaque call began has put other inodes in the place of these."""
+        """A rollback to where an opaque call began has made these files anew, as other inodes."""
         for known in [known for known in self.more if known <= number]:
             earlier = self.new_inodes.get(known, {})
             self.new_inodes[known] = {**new_inodes, **{old: new_inodes.get(new, new) for old, new in earlier.items()}}

@@ -1,17 +1,18 @@
-"""The way back: `Restore` makes every path of an undo log what it was before.
+"""Restore: make every path of an undo log what it was before.
 
-For a rollback, for recovery after a crash, for an operation that failed half way and for snapshots alike:
+Rollback, failed operations, recovery after a crash, snapshots, and undo and restore of steps use it alike:
 
-1. Compare. A path that is as before is left alone. One that the call has put there is put right. Anything else is
+1. Compare. A path that is as before is left alone. One that the call has put there is restored. Anything else is
    somebody else's: it stays, and is a conflict.
-2. Take away what is in the way, what is in a directory before the directory. A file goes to the displaced ones, whole;
-   nothing is unlinked, so a full disk does not matter.
-3. Put back: the very file of before, found by its inode among the displaced ones or where the call has moved it, by one
-   rename, or by one exchange with what the call has put in its place.
-4. Permission bits, then the bits and times of directories, from the bottom.
+2. Remove what is in the way, what is in a directory before the directory. A file is moved to the hold; nothing is
+   unlinked, so a full disk does not matter.
+3. Put back the very file of before, by one rename, or by one exchange with what the call has put in its place. It is
+   found by its inode, in the hold or where the call has moved it.
+4. Give files their permission bits, then directories their bits and times, from the bottom.
 
-Each step can be killed and done again: it looks first, and what is done already is as before. The epochs of the log are
-undone from the newest; a moved directory is moved back between two of them, and tells which of them are done.
+Each step is idempotent: it looks first, and what is done already is as before. So a restore that was killed is done
+again. Epochs are undone from the newest. A moved directory is moved back between two of them; where it is says which
+epochs are undone already.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from ringfence_sandbox.transaction.undo_log import Epoch, Move, UndoRecord, is_b
 _HASHED_BYTES = 1 << 20
 """In the process, what is larger is known by its size and time alone: a rollback must not cost what a file weighs."""
 _IN_THE_WAY = UNREACHABLE | {errno.EEXIST, errno.ENOTEMPTY, errno.EXDEV}
-"""What the system says where somebody else's is at a path, or on the way to it."""
+"""Errors of the system that mean: somebody else has put something at the path, or above it."""
 
 Make = Callable[[str, Callable[[str], bool]], int]
-"""Makes the file that a path is to have; the slot in which it is. It is told how to ask of another path whether it is
-as before already."""
+"""Makes the file that a path is to have, and returns its slot in the hold. The second argument says of another path
+whether it is as before already."""
 
 
 class ChangeLog(Protocol):
-    """Where the changes of a restore that can be undone itself are logged."""
+    """The undo log of a restore that is a change of a call itself, and can be rolled back."""
 
     def touch(self, path: str, found: os.stat_result | None, after: State | None, slot: int | None = None) -> None:
         """A path is about to change from what was found there."""
@@ -76,7 +77,7 @@ class RestoreReport:
     new_inodes: dict[int, int] = field(default_factory=dict[int, int])
     """Inodes that others have taken the place of."""
     remade: bool = False
-    """Whether anything was put back that may be another inode than before."""
+    """Whether anything was made anew, so that it may be another inode than before."""
 
     def to_json(self, epochs: int) -> dict[str, Json]:
         """For the log: how many epochs are left, and what must not be lost of the others."""
@@ -85,7 +86,7 @@ class RestoreReport:
 
 
 class Restore:
-    """One way back over epochs of an undo log."""
+    """One restore over epochs of an undo log."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class Restore:
         """By inode, the places of what is displaced."""
 
     def run(self, epochs: Sequence[Epoch], *, on_undone: Callable[[int], None] = lambda _: None) -> RestoreReport:
-        """Undo the epochs, the newest first; ``on_undone`` is told how many are left."""
+        """Undo the epochs, the newest first; ``on_undone`` gets how many are left."""
         if self.hold.held is not None:
             self.held = self.hold.held.inodes(below=self.log is not None)
         records = [record for epoch in epochs for record in epoch.records.values()]
@@ -141,7 +142,7 @@ class Restore:
         return self.report
 
     def attempt(self, work: Callable[[], None], path: str = "") -> bool:
-        """Whether it was done; what keeps it from being done now is kept for later."""
+        """Do something, and return whether it was done. An error is a conflict, or goes to the report."""
         try:
             work()
         except OSError as error:
@@ -226,7 +227,7 @@ class _EpochRestore:
         self._records: Mapping[str, UndoRecord] = epoch.records
         self._found: dict[str, os.stat_result | None] = {}
         self._at: dict[int, list[str]] = {}
-        """By inode, the paths where the call has put something that is to go."""
+        """By inode, the paths where the call has put something that is to be removed."""
         self._placed: set[str] = set()
         """What has its own file again."""
         self._modes: dict[str, int] = {}
@@ -237,8 +238,8 @@ class _EpochRestore:
         self._compare()
         self._let_moved_stay()
         for path in sorted(self._found, reverse=True):
-            if self._goes(path):
-                self._do(path, self._take_away)
+            if self._is_removed(path):
+                self._do(path, self._remove)
         for path in sorted(self._found):
             if path not in self.report.conflicts and self._records[path].before is not None:
                 self._do(path, self._put_back)
@@ -344,8 +345,9 @@ class _EpochRestore:
             return None
 
     def _put_back_foreign(self, path: str, record: UndoRecord, found: os.stat_result | None) -> bool:
-        """Whether somebody had saved the path, or has written into a file that the call had made, and the call has
-        displaced that: it gets the path again."""
+        """Put a file of somebody else back that the call has displaced, and return whether there was one.
+
+        They had saved the path in the instant of the change, or written into a file that the call had made."""
         holding, before = self._restore.hold.held, record.before
         for slot in record.slots if holding is not None else ():
             assert holding is not None
@@ -368,8 +370,8 @@ class _EpochRestore:
         return False
 
     def _is_done(self, record: UndoRecord) -> bool:
-        """Whether a change was made, as far as it can be told: else what the call would have put there is held, and
-        what was there before is not."""
+        """Whether a change was made. If not, the hold has what the call would have put there, and not what was there
+        before."""
         before, last = record.before, record.afters[-1]
         if last is None or not self._held.get(last.inode):
             return True
@@ -384,15 +386,15 @@ class _EpochRestore:
                         del self._found[place]
                         self.report.moved[path] = place
 
-    # -- 2. take away
+    # -- 2. remove
 
-    def _goes(self, path: str) -> bool:
+    def _is_removed(self, path: str) -> bool:
         found, before = self._found.get(path), self._records[path].before
         return found is not None and (before is None or before.is_directory or stat.S_ISDIR(found.st_mode))
 
-    def _take_away(self, path: str) -> None:
+    def _remove(self, path: str) -> None:
         found = self._found[path]
-        assert found is not None, "there is something to take away"
+        assert found is not None, "there is something to remove"
         if not stat.S_ISDIR(found.st_mode):
             self._displace(path, found)
         elif self._restore.log is not None:
@@ -410,7 +412,7 @@ class _EpochRestore:
                 os.rmdir(name, dir_fd=at)
 
     def _displace(self, path: str, found: os.stat_result) -> None:
-        """Take a file away; one that somebody has saved in this instant comes back, and is a conflict."""
+        """Move a file to the hold. One that somebody has saved in this instant comes back, and is a conflict."""
         holding = self._restore.hold.make()
         free = (slot for slot in self._records[path].slots if holding.look(slot) is None)
         slot = next(free, None)
@@ -447,7 +449,7 @@ class _EpochRestore:
             self._restore.conflict(path)
             self._restore.lose(path)
             return
-        exchanged = found if found is not None and not self._goes(path) else None
+        exchanged = found if found is not None and not self._is_removed(path) else None
         with self._restore.opened(body) as (held, held_name), ChangedDirectory(self._times, path) as (at, name):
             there = lstat(held, held_name)
             slot = int(held_name) if held_name.isdecimal() else None
@@ -467,8 +469,7 @@ class _EpochRestore:
         self._placed.add(path)
 
     def _body(self, before: State) -> str | None:
-        """The place where the file of before is held; it may be where the call has moved it, and is taken from
-        there."""
+        """The place in the hold of the file of before. Where the call has moved it, it is moved to the hold first."""
         if not self._held.get(before.inode):
             for place in self._at.get(before.inode, ()):
                 there = self._look(place)
@@ -509,7 +510,7 @@ class _EpochRestore:
         mode = self._modes[path]
         if mode != before.mode and self._records[path].afters:
             self._restore.conflict(path)
-        self._times.observe(found)  # somebody may have changed it
+        self._times.observe(found)  # where somebody has changed it, the record has their time from now on
         wanted = self._records[path].before
         assert wanted is not None, "it was a directory"
         if stat.S_IMODE(found.st_mode) != mode:

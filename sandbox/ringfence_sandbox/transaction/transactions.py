@@ -217,6 +217,7 @@ class Transactions:
         lines: list[Mapping[str, Json]],
         slot: int | None = None,
     ) -> None:
+        """Append to the undo record of a path, or begin one; `lines` gets what is to be written to the log."""
         before = None if found is None else State.of(found, self.written.hash_of(found))
         if after is not None and after.sha256 is None:
             after = replace(after, sha256=self.written.hash_of_state(after))
@@ -267,6 +268,7 @@ class Transactions:
             self._operation.epochs[-1].records.setdefault(path, UndoRecord(path, record.before))
 
     def _first(self, path: str, before: State | None) -> None:
+        """Have the open savepoints and snapshots know what a path was, if it has not changed since they were made."""
         scopes = [*self._savepoints, *self._snapshots] if self._snapshots else self._savepoints
         for scope in scopes:
             if path not in scope.before:
@@ -274,11 +276,12 @@ class Transactions:
                 if self._operation is not None:
                     self._operation.first.append((scope.before, path))
 
-    def _end_epoch(self, move: Move | None, lines: list[Mapping[str, Json]]) -> None:
+    def _end_epoch(self, move: Move, lines: list[Mapping[str, Json]]) -> None:
+        """Begin a new epoch: after the move of a directory, the same names mean other files."""
         self._version += 1
         self._epochs[-1].move = move
         self._epochs.append(Epoch())
-        lines.append(move.to_json() if move is not None else {"epoch": None})
+        lines.append(move.to_json())
         if self._operation is not None:
             self._operation.epochs[-1].move = move
             self._operation.epochs.append(Epoch())
@@ -326,7 +329,7 @@ class Transactions:
         return began or self._operation
 
     def end_operation(self, began: Savepoint | _Operation | None, *, failed: bool) -> None:
-        """Keep what was done since then, or take it back. OSError: it could not be kept, and is taken back."""
+        """Keep what was done since then, or undo it. OSError: it could not be kept, and is undone."""
         if began is None:
             return
         operation, self._operation = self._operation, None
@@ -408,7 +411,7 @@ class Transactions:
         early: ChangedFiles | None = None
         for savepoint in self._savepoints[:-1]:
             if self._opaque_since(savepoint) is None:
-                # Also where there are none: another opaque call may have begun here that was taken back with others.
+                # Also where there are none: another opaque call may have begun here that was rolled back with others.
                 compared = self._typed_changes(savepoint)
                 savepoint.early = compared.changes
                 if compared.changes and savepoint.outermost:
@@ -598,7 +601,7 @@ class Transactions:
                 self._own[path] = None if found is None else State.of(found)
 
     def _add_conflicts(self, conflicts: set[str]) -> None:
-        """Conflicts are those of the calls around, too, should they be taken back; not where an opaque call has begun
+        """Conflicts are those of the calls around, too, should they be rolled back; not where an opaque call has begun
         within them: to there all goes back, whoever changed it."""
         for savepoint in reversed(self._savepoints):
             if not conflicts or self._opaque_since(savepoint) is not None:
