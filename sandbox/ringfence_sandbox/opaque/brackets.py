@@ -126,7 +126,7 @@ class Brackets:
         ours = paths | set(all_above(paths))
         theirs: dict[str, Entry | Pending | None] = {}
         if early is not None:
-            theirs = Differing(self._files, store, early, datetime.now(UTC), self.history.limits).theirs()
+            theirs = Differing(self._files, store, early, datetime.now(UTC), self.history.limits).external_states()
         for path, state in found.known().items():
             if is_reserved(path):
                 continue

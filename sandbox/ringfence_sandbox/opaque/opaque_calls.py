@@ -131,7 +131,7 @@ class OpaqueCalls:
         last, after = self._after.get(number, (-1, None))
         return after if last == version else None
 
-    def take_back(self, number: int, version: int, hold: Hold, note: Note, *, tool: str, call_id: str) -> RestoreReport:
+    def roll_back(self, number: int, version: int, hold: Hold, note: Note, *, tool: str, call_id: str) -> RestoreReport:
         """Bring the tree back to where a call began. OSError: it could not be completed, and may be tried again."""
         before, after, tried = self._before[number], self._seen(number, version), self._tried.get(number)
         if after is None or tried is not None:
@@ -154,7 +154,7 @@ class OpaqueCalls:
         aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
         done = self._go(way, number, _told(paths, after), aborted, note)
         self._forget(number)
-        self._know_again(done.became)
+        self._know_again(done.new_inodes)
         return done
 
     def _know_again(self, became: Mapping[int, int]) -> None:
@@ -179,7 +179,7 @@ class OpaqueCalls:
         tool: str,
         call_id: str,
     ) -> RestoreReport:
-        """`take_back` for a call whose process was killed; ``became`` has the inodes of what was copied back since it
+        """`roll_back` for a call whose process was killed; ``became`` has the inodes of what was copied back since it
         began, and ``kept`` is the commit that an earlier try has kept.
 
         Raises:
@@ -230,7 +230,7 @@ class OpaqueCalls:
         done.conflicts = {said(path) for path in done.conflicts}
         done.displaced = {said(path): slot for path, slot in done.displaced.items()}
         self._brackets.sync()
-        became: Json = [[old, new] for old, new in done.became.items()]
+        became: Json = [[old, new] for old, new in done.new_inodes.items()]
         note({"undone": number, "became": became, "conflicts": [*done.conflicts], "displaced": {**done.displaced}})
         done.notes[:0] = [*_said(told, aborted), *aborted.notes]
         return done

@@ -368,7 +368,7 @@ class TreeRollback:
                     self._renames.rename(at, name, holding.descriptor, str(slot))
                 self._done.conflicts.add(path)
                 self._done.displaced[path] = holding.place(slot)
-        self._done.became.update(self._kept_open.became)
+        self._done.new_inodes.update(self._kept_open.became)
 
     def _moved(self, place: str, path: str) -> bool:
         """Move it to its path, unless somebody has saved another file there since the look."""
@@ -414,7 +414,7 @@ class TreeRollback:
             if here is None or wanted is None or path in self._done.conflicts:
                 continue
             if here.st_ino != old and stat.S_ISDIR(here.st_mode) == is_directory(wanted):
-                self._done.became[old] = here.st_ino
+                self._done.new_inodes[old] = here.st_ino
 
     # -- shared
 
