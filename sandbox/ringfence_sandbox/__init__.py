@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.store.history_views import Export, LogEntry
     from ringfence_sandbox.store.step_lookup import StepName
     from ringfence_sandbox.store_roots import describe_replaced_root, record_root
-    from ringfence_sandbox.transaction.half_done import UnfinishedCall, unfinished_calls
-    from ringfence_sandbox.transaction.killed_calls import KilledCall
+    from ringfence_sandbox.transaction.interrupted_calls import KilledCall, UnfinishedCall, unfinished_calls
     from ringfence_sandbox.transaction.recovery import Recovered
     from ringfence_sandbox.workspace import Reversal, Workspace
 
@@ -82,7 +81,7 @@ _MODULES = {
     "Finding": "ringfence_sandbox.doctor",
     "HistoryStore": "ringfence_sandbox.history_stores",
     "HostFilesystem": "ringfence_sandbox.host",
-    "KilledCall": "ringfence_sandbox.transaction.killed_calls",
+    "KilledCall": "ringfence_sandbox.transaction.interrupted_calls",
     "LogEntry": "ringfence_sandbox.store.history_views",
     "Network": "ringfence_sandbox.container.isolation",
     "OwnChanges": "ringfence_sandbox.steps.own_changes",
@@ -97,7 +96,7 @@ _MODULES = {
     "ShellEnvironment": "ringfence_sandbox.container.commands",
     "StateDirectoryError": "ringfence_sandbox.disk.places",
     "StepName": "ringfence_sandbox.store.step_lookup",
-    "UnfinishedCall": "ringfence_sandbox.transaction.half_done",
+    "UnfinishedCall": "ringfence_sandbox.transaction.interrupted_calls",
     "Workspace": "ringfence_sandbox.workspace",
     "allowed_hosts": "ringfence_sandbox.container.network",
     "build_images": "ringfence_sandbox.container.images",
@@ -112,7 +111,7 @@ _MODULES = {
     "record_root": "ringfence_sandbox.store_roots",
     "store_directory": "ringfence_sandbox.disk.places",
     "stores": "ringfence_sandbox.history_stores",
-    "unfinished_calls": "ringfence_sandbox.transaction.half_done",
+    "unfinished_calls": "ringfence_sandbox.transaction.interrupted_calls",
 }
 
 

@@ -19,7 +19,7 @@ from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, exists, failpoint,
 from ringfence_sandbox.disk.new_files import copy_and_append, copy_attributes, umask, write_all
 from ringfence_sandbox.disk.state import State
 from ringfence_sandbox.transaction.changes import states_inside
-from ringfence_sandbox.transaction.directory_times import ChangedDirectory
+from ringfence_sandbox.transaction.hold import ChangedDirectory
 from ringfence_sandbox.transaction.read_set import stale
 from ringfence_sandbox.transaction.transactions import Transactions
 

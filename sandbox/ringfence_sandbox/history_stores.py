@@ -18,7 +18,7 @@ from ringfence_sandbox.disk.places import state_directory, store_of
 from ringfence_sandbox.steps.step_history import FOLDER
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store_roots import recorded_path, replaced
-from ringfence_sandbox.transaction.half_done import unfinished_call
+from ringfence_sandbox.transaction.interrupted_calls import unfinished_call
 
 _ONLY_COPIES = ("kept", "outputs")
 """The folders of a store with files that exist nowhere else: what conflicts and full outputs left."""

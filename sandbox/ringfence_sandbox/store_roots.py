@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ringfence_sandbox.disk.kernel import birth_ns
-from ringfence_sandbox.disk.places import store_of, unusable
-from ringfence_sandbox.disk.state_files import replacing, sync_directory
+from ringfence_sandbox.disk.places import replacing, store_of, sync_directory, unusable
 
 FORMAT = 1
 """Stores without a number are of this form too: it came before the number. Another form is not guessed at."""

@@ -41,8 +41,13 @@ from ringfence_sandbox.store.history_views import (
 from ringfence_sandbox.store.step_lookup import NamedStep, StepLookup, StepName, parent_of
 from ringfence_sandbox.store.store import Store, reporting_damage
 from ringfence_sandbox.store_roots import check_format, replaced
-from ringfence_sandbox.transaction.half_done import UnfinishedCall, unfinished_call
-from ringfence_sandbox.transaction.killed_calls import KilledCall, forget_killed, killed_calls
+from ringfence_sandbox.transaction.interrupted_calls import (
+    KilledCall,
+    UnfinishedCall,
+    forget_killed,
+    killed_calls,
+    unfinished_call,
+)
 from ringfence_sandbox.tree_writer import TreeWriter
 
 if TYPE_CHECKING:

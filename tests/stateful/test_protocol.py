@@ -26,8 +26,8 @@ from effort import PROVING, SEED, amount
 from ringfence.testing import HeldCall, held_call
 from ringfence_sandbox import HostFilesystem
 from ringfence_sandbox.disk.kernel import injected
+from ringfence_sandbox.transaction.interrupted_calls import forget_killed
 from ringfence_sandbox.transaction.journal import Journal
-from ringfence_sandbox.transaction.killed_calls import forget_killed
 from ringfence_sandbox.transaction.recovery import Recovered
 
 Tree = Mapping[str, CapturedPath]

@@ -41,8 +41,7 @@ from ringfence_sandbox.container.users import mapped_for_owner
 from ringfence_sandbox.disk.call_process import OWNER_LABEL, CallProcess, is_orphan, own_label
 from ringfence_sandbox.disk.hidden_tree import Inode
 from ringfence_sandbox.disk.kernel import mounts_below
-from ringfence_sandbox.disk.places import podman_directory
-from ringfence_sandbox.disk.state_files import write_once
+from ringfence_sandbox.disk.places import podman_directory, write_once
 
 if TYPE_CHECKING:
     from ringfence_sandbox.container.proxy import Proxy

@@ -13,7 +13,7 @@ from pathlib import Path
 from ringfence.filesystem.hidden import HEAD_BYTES, SAMPLES, HiddenContent, HiddenFiles, hidden_error
 from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.disk.confined import Confined, Found, is_reserved, open_file
-from ringfence_sandbox.disk.state_files import replacing
+from ringfence_sandbox.disk.places import replacing
 
 _NAME = "hidden.json"
 _MAX_DEPTH = 256

@@ -23,7 +23,7 @@ from pathlib import PurePath
 from ringfence.errors import WorkspaceLockedError
 from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.disk.kernel import FORKS
-from ringfence_sandbox.disk.state_files import not_written
+from ringfence_sandbox.disk.places import not_written
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 

@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import suppress
 
-from ringfence_sandbox.disk.state_files import not_written
+from ringfence_sandbox.disk.places import not_written
 from ringfence_sandbox.transaction.recovery import RUNS
 
 SECONDS_BETWEEN = 1.0

@@ -31,8 +31,7 @@ from ringfence_sandbox.container.images import (
     ticking,
 )
 from ringfence_sandbox.disk.hidden_tree import rule_of
-from ringfence_sandbox.disk.places import StateDirectoryError, state_directory, store_of
-from ringfence_sandbox.disk.state_files import replacing
+from ringfence_sandbox.disk.places import StateDirectoryError, replacing, state_directory, store_of
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.project.fetching import Artefact, Fetcher, configured
 from ringfence_sandbox.project.npm_lock import npm_project

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, cast
 
+from ringfence_sandbox.disk.places import replacing
 from ringfence_sandbox.disk.state import Json
-from ringfence_sandbox.disk.state_files import replacing
 from ringfence_sandbox.store.entries import Entry
 
 _VERSION = b"ringfence stat cache 3\n"

@@ -15,7 +15,7 @@ from dulwich.pack import Pack, apply_delta  # pyright: ignore[reportUnknownVaria
 from dulwich.refs import Ref, read_packed_refs, write_packed_refs
 
 from ringfence.errors import format_error
-from ringfence_sandbox.disk.state_files import replacing, sync_directory
+from ringfence_sandbox.disk.places import replacing, sync_directory
 from ringfence_sandbox.store.entries import object_id
 from ringfence_sandbox.store.object_log import MAGIC, ObjectLog, pack_entry, read_pack_entry
 from ringfence_sandbox.store.packs import (

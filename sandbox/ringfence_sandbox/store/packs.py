@@ -18,7 +18,7 @@ from dulwich.object_format import SHA1
 from dulwich.objects import RawObjectID
 from dulwich.pack import OFS_DELTA, REF_DELTA, Pack, PackFileDisappeared, write_pack_index_v2
 
-from ringfence_sandbox.disk.state_files import not_written, sync_directory
+from ringfence_sandbox.disk.places import not_written, sync_directory
 from ringfence_sandbox.store.object_log import entry_header, pack_entry
 from ringfence_sandbox.store.trees import DeltaBase
 

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ringfence.filesystem.paths import escape_path, os_error
 from ringfence_sandbox.disk.confined import HOLDING_PREFIX, Confined, open_file
@@ -22,6 +23,9 @@ from ringfence_sandbox.disk.kernel import abilities, failpoint, lstat, open_with
 from ringfence_sandbox.disk.places import state_directory_of
 from ringfence_sandbox.disk.state import Json, State
 from ringfence_sandbox.transaction.journal import Journal
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -365,3 +369,60 @@ def describe_unknown(files: Confined, name: str, store: str) -> str:
         f"{name} in the root has displaced files of a call that the journal does not know. {ran}. Else take out what "
         "you miss, and remove it"
     )
+
+
+def _nobody(_: os.stat_result) -> None: ...
+
+
+class DirectoryTimes:
+    """The times that the call's own changes have left directories with, by inode. A directory with another one was
+    changed by somebody else, and ``changed`` is called. (On the way of every file: one look before, and one after.)"""
+
+    def __init__(self, files: Confined) -> None:
+        self.files = files
+        self.changed: Callable[[os.stat_result], None] = _nobody
+        self._left: dict[int, int] = {}
+
+    def before(self, directory: int) -> None:
+        """The call is about to change an open directory."""
+        self.observe(os.fstat(directory))
+
+    def observe(self, found: os.stat_result) -> None:
+        """Compare a directory, as it was found, with what the call has left."""
+        if self._left.setdefault(found.st_ino, found.st_mtime_ns) != found.st_mtime_ns:
+            self._left[found.st_ino] = found.st_mtime_ns
+            self.changed(found)
+
+    def after(self, directory: int) -> None:
+        """The call has changed an open directory."""
+        found = os.fstat(directory)
+        self._left[found.st_ino] = found.st_mtime_ns
+
+    def gave(self, inode: int, mtime_ns: int) -> None:
+        """The call has given a directory a time."""
+        self._left[inode] = mtime_ns
+
+    def forget(self) -> None:
+        """From here on nobody knows whose change is whose."""
+        self._left.clear()
+
+
+class ChangedDirectory:
+    """For a ``with``: the directory that a path is in, open and about to change, and the name there."""
+
+    __slots__ = ("_at", "_parent", "_times")
+
+    def __init__(self, times: DirectoryTimes, path: str) -> None:
+        self._parent = times.files.parent(path)
+        self._times = times
+
+    def __enter__(self) -> tuple[int, str]:
+        self._at, name = self._parent.__enter__()
+        self._times.before(self._at)
+        return self._at, name
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._times.after(self._at)
+        self._parent.__exit__(kind, error, trace)

@@ -26,10 +26,9 @@ from ringfence_sandbox.transaction.changes import (
     noting_failure,
     states_inside,
 )
-from ringfence_sandbox.transaction.directory_times import DirectoryTimes
-from ringfence_sandbox.transaction.hold import Hold, Holding, describe_unknown, drop_holding
+from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold, Holding, describe_unknown, drop_holding
+from ringfence_sandbox.transaction.interrupted_calls import KilledCall, note_killed
 from ringfence_sandbox.transaction.journal import Journal
-from ringfence_sandbox.transaction.killed_calls import KilledCall, note_killed
 from ringfence_sandbox.transaction.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.transaction.power_loss import repair_torn
 from ringfence_sandbox.transaction.replay import Replay

@@ -29,8 +29,7 @@ from typing import Protocol
 from ringfence_sandbox.disk.confined import UNREACHABLE, Confined, read_file
 from ringfence_sandbox.disk.kernel import Renames, failpoint, lstat, set_mode
 from ringfence_sandbox.disk.state import Json, State
-from ringfence_sandbox.transaction.directory_times import ChangedDirectory, DirectoryTimes
-from ringfence_sandbox.transaction.hold import Hold
+from ringfence_sandbox.transaction.hold import ChangedDirectory, DirectoryTimes, Hold
 from ringfence_sandbox.transaction.power_loss import is_same_writing, is_torn_file
 from ringfence_sandbox.transaction.undo_log import Epoch, Move, UndoRecord, is_below, rebased
 

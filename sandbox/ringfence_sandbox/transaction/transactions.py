@@ -16,7 +16,6 @@ from ringfence.participants import CLEAN, Change, RollbackReport, Step
 from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Abilities, Renames, failpoint, sync_filesystem
 from ringfence_sandbox.disk.state import Json, State
-from ringfence_sandbox.transaction.call_log import CallLog
 from ringfence_sandbox.transaction.changes import (
     ChangedFiles,
     History,
@@ -27,9 +26,8 @@ from ringfence_sandbox.transaction.changes import (
     noting_failure,
     states_inside,
 )
-from ringfence_sandbox.transaction.directory_times import DirectoryTimes
-from ringfence_sandbox.transaction.hold import Hold, Holding, drop_holding
-from ringfence_sandbox.transaction.journal import Journal
+from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold, Holding, drop_holding
+from ringfence_sandbox.transaction.journal import CallLog, Journal
 from ringfence_sandbox.transaction.operation import Operation
 from ringfence_sandbox.transaction.read_set import ReadSet, stale, written_meanwhile
 from ringfence_sandbox.transaction.restore import Make, Restore, RestoreReport
