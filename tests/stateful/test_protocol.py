@@ -12,19 +12,24 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
+from dataclasses import dataclass, replace
+from itertools import count, product
 from pathlib import Path
+from random import Random
 from typing import Literal
 
 import pytest
 from captured_tree import CapturedPath, capture_tree, lasting
 from effort import PROVING, SEED, amount
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from real_git import blob_id, objects_of
 
+from ringfence.participants import CLEAN, RollbackReport
 from ringfence.testing import HeldCall, held_call
-from ringfence_sandbox import HostFilesystem
+from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.disk.kernel import injected
 from ringfence_sandbox.transaction.interrupted_calls import forget_killed
 from ringfence_sandbox.transaction.journal import Journal
@@ -60,6 +65,11 @@ def write_and_move(fs: HostFilesystem) -> None:
     fs.move("d", "e")
 
 
+def make_and_link(fs: HostFilesystem) -> None:
+    fs.mkdir("n/o")
+    fs.symlink("n/s", "o")
+
+
 OPERATIONS: dict[str, Work] = {
     "write a": on(lambda fs: fs.write("a", "the call's\n")),
     "append to d/c": on(lambda fs: fs.write("d/c", "more\n", mode="append")),
@@ -67,19 +77,17 @@ OPERATIONS: dict[str, Work] = {
     "move a to d/a": on(lambda fs: fs.move("a", "d/a")),
     "move b over a": on(lambda fs: fs.move("b", "a", overwrite=True)),
     "move d to e": on(lambda fs: fs.move("d", "e")),
-    "make e/n": on(lambda fs: fs.mkdir("e/n")),
     "remove d": on(lambda fs: fs.delete("d", recursive=True)),
     "chmod a": on(lambda fs: fs.chmod("a", 0o600)),
-    "link d/s": on(lambda fs: fs.symlink("d/s", "../a")),
+    "make n/s": on(make_and_link),
     "inner call": inner("commit", write_and_delete),
     "inner rollback": inner("rollback", write_and_move),
 }
-if PROVING:
-    OPERATIONS |= {
-        "write e/c": on(lambda fs: fs.write("e/c", "the call's\n")),
-        "move e to d": on(lambda fs: fs.move("e", "d")),
-        "chmod d": on(lambda fs: fs.chmod("d", 0o500)),
-    }
+MORE: dict[str, Work] = {
+    "write e/c": on(lambda fs: fs.write("e/c", "the call's\n")),
+    "move e to d": on(lambda fs: fs.move("e", "d")),
+    "chmod d": on(lambda fs: fs.chmod("d", 0o500)),
+}
 Program = tuple[str, ...]
 
 
@@ -179,6 +187,16 @@ class Kill:
         self.counts[self.stage] += 1
 
 
+def die(fs: HostFilesystem | None) -> None:
+    """Let go of the lock and of what is open, as the kernel does."""
+    if fs is not None:
+        fs._opened._release()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if "/.ringfence-hold-" in os.readlink(f"/proc/self/fd/{descriptor}"):
+                os.close(int(descriptor))
+
+
 class Place:
     """A tree to change, again and again from its beginning."""
 
@@ -223,23 +241,23 @@ class Place:
             try:
                 with held_call(fs) as call:
                     for kill.stage, name in enumerate(program, 1):
-                        OPERATIONS[name](fs, call)
+                        (OPERATIONS | MORE)[name](fs, call)
                     kill.stage = len(program) + 1
                     kill.after = self.tree()
                     getattr(call, end)()
                 fs.close()
             except BaseException:
-                fs._opened._release()  # as the kernel does
+                die(fs)
                 raise
 
     def recover(self, kill: Kill) -> Recovered | None:
-        with injected(kill):
-            fs = self.open()
-            try:
-                fs.close()
-            except Killed:
-                fs._opened._release()
-                raise
+        try:
+            with injected(kill):
+                fs = self.open()
+        except Killed:
+            die(None)
+            raise
+        fs.close()
         forget_killed(self.store)
         return fs.recovered
 
@@ -264,12 +282,13 @@ class Exploration:
         self.states = set[State]()
         self.programs = self.crashes = self.second_crashes = 0
 
-    def explore(self, length: int, program: Program = ()) -> None:
+    def explore(self, operations: Collection[str], length: int, program: Program = ()) -> None:
+        """All programs that begin so, up to a length."""
         if not self.explored(program):
             return
         self.programs += 1
-        for name in OPERATIONS if len(program) < length else ():
-            self.explore(length, (*program, name))
+        for name in operations if len(program) < length else ():
+            self.explore(operations, length, (*program, name))
 
     def explored(self, program: Program) -> bool:
         """False where one of its operations is refused."""
@@ -360,11 +379,221 @@ class Exploration:
         kill.state = kill.log, ", ".join(sorted(of)) or "none", tree
 
 
-def test_a_crash_anywhere_in_any_small_program_leaves_the_state_before_or_after(
-    place: Place, record_property: Callable[[str, object], None]
-) -> None:
-    exploration = Exploration(place, amount(prove=150, test=150))
-    exploration.explore(amount(prove=3, test=2))
-    for what in ("programs", "crashes", "second_crashes"):
-        record_property(what, getattr(exploration, what))
+def test_a_crash_anywhere_in_any_small_program_leaves_the_state_before_or_after(place: Place) -> None:
+    exploration = Exploration(place, amount(prove=60, test=150))
+    exploration.explore(OPERATIONS, amount(prove=3, test=2))
+    if PROVING:
+        exploration.explore(OPERATIONS | MORE, 2)
+    assert exploration.programs > amount(prove=1000, test=110)
+    assert exploration.crashes > amount(prove=25_000, test=2500)
+    assert exploration.second_crashes > 0
     assert exploration.states == TABLE
+
+
+# A person saves a file
+
+
+@dataclass(frozen=True)
+class Save:
+    """Of one path, before the failpoint with this number: of the call, or of the recovery of one that was killed."""
+
+    path: str
+    how: Literal["in place", "replace"]
+    at: int
+    recovery: bool = False
+
+    @property
+    def content(self) -> bytes:
+        return f"the person's {self}\n".encode()
+
+
+class Person:
+    """A hook of `injected`: saves once, and kills ``after`` so many failpoints more."""
+
+    def __init__(self, root: Path, save: Save, after: int | None) -> None:
+        self.root = root
+        self.save = save
+        self.killed_at = None if after is None else save.at + after
+        self.calls = 0
+        self.saved = False
+        self.told = set[str]()
+        """What the call has told of conflicts and of what is kept, before it was killed."""
+
+    def __call__(self, name: str) -> None:
+        if self.killed_at is not None and self.calls > self.killed_at:
+            raise Killed
+        if self.calls == self.save.at:
+            self._save(self.root / self.save.path)
+        self.calls += 1
+        if self.killed_at is not None and self.calls > self.killed_at:
+            raise Killed
+
+    def _save(self, path: Path) -> None:
+        if path.is_symlink() or path.is_dir() or not path.parent.is_dir():
+            return
+        self.saved = True
+        if self.save.how == "in place":
+            path.write_bytes(self.save.content)
+        else:
+            beside = path.with_name("editor's")
+            beside.write_bytes(self.save.content)
+            os.replace(beside, path)
+
+    def tell(self, report: RollbackReport | Recovered | None) -> None:
+        if report is not None:
+            self.told |= {*report.conflicts, *report.notes}
+
+    def was_told(self, path: str) -> bool:
+        return any(path in words for words in self.told)
+
+
+def run_beside(place: Place, program: Program, end: End, person: Person) -> None:
+    workspace = Workspace.open(place.root, store=place.store)
+    try:
+        with injected(person):
+            with held_call(workspace.filesystem) as call:
+                for name in program:
+                    with suppress(OSError):  # what the person has saved is not written over
+                        OPERATIONS[name](workspace.filesystem, call)
+                try:
+                    if end == "commit":
+                        call.commit()
+                except OSError:
+                    end = "rollback"
+                if end == "rollback":
+                    person.tell(call.rollback())
+            workspace.close()
+    except Killed:
+        die(workspace.filesystem)
+
+
+def reopened(place: Place, person: Person | None = None) -> Workspace:
+    with injected(person) if person is not None else nullcontext():
+        return Workspace.open(place.root, store=place.store)
+
+
+def what_became_of(place: Place, program: Program, end: End, save: Save, after: int | None) -> str:
+    """Where the saved bytes are in the end: "" where nothing was saved."""
+    person = Person(place.root, save, after)
+    if save.recovery:
+        killed = Person(place.root, replace(save, at=-1), after)
+        run_beside(place, program, end, killed)
+        person.killed_at = None
+        with reopened(place, person) as workspace:
+            person.tell(workspace.recovered)
+    else:
+        run_beside(place, program, end, person)
+    with Workspace.open(place.root, store=place.store) as workspace:
+        person.tell(workspace.recovered)
+        done = any(step.call_id == "call-1" for step in workspace.steps())
+    case = program, end, save, after, person.told
+    if not done:
+        there = {path.read_bytes() for path in place.root.rglob("*") if path.is_file()}
+        may_be_replaced = {save.path, *{"a": ["b"], "e/c": ["d/c"]}.get(save.path, [])}  # it may have been moved there
+        assert {f"{path} as it was\n".encode() for path in {"a", "b", "d/c"} - may_be_replaced} <= there, case
+    if not person.saved:
+        return ""
+    path = place.root / save.path
+    if path.is_file() and path.read_bytes() == save.content:
+        return "in its place"
+    if any(path.read_bytes() == save.content for path in place.root.rglob("*") if path.is_file()):
+        if done:
+            return "where the call has moved it"
+        assert person.was_told(save.path) or save.path.startswith("e/"), case
+        return "where the call has moved it, named" if person.was_told(save.path) else "moved back"
+    if any(path.read_bytes() == save.content for path in (place.store / "kept").rglob("*")):
+        assert person.was_told(save.path), case
+        return "kept, named"
+    assert done, case
+    assert blob_id(save.content) in objects_of(place.store / "history"), case
+    return "in the history"
+
+
+def test_what_a_person_saves_once_is_in_its_place_or_kept_and_named(place: Place) -> None:
+    ends, ways, kills = ("commit", "rollback"), ("in place", "replace"), (0, 2, None)
+    saves = [Save(*one) for one in product(("a", "b", "d/c", "e/c"), ways, range(16))]
+    beside = [(save, after) for save in saves for after in kills]
+    beside += [(replace(save, recovery=True), after) for save in saves for after in (6, 11)]
+    chosen = Random(SEED)
+    became = Counter[str]()
+    for length in (1, 2):
+        cases = list(product(product(OPERATIONS, repeat=length), ends, beside))
+        for number, (program, end, (save, after)) in enumerate(chosen.sample(cases, amount(prove=4000, test=80))):
+            top = place.root.parent / f"{length}-{number}"
+            top.mkdir()
+            became[what_became_of(Place(top), program, end, save, after)] += 1
+            shutil.rmtree(top)
+    assert became["in its place"] > amount(prove=1000, test=10), became
+
+
+# Moves within moves
+
+paths = st.sampled_from(["a", "b", "d", "d/c", "d/f", "d/f/g", "e", "e/c", "e/f", "e/d", "n", "n/a", "a/n"])
+steps = st.one_of(
+    st.tuples(st.just("write"), paths),
+    st.tuples(st.just("append"), paths),
+    st.tuples(st.just("delete"), paths),
+    st.tuples(st.just("mkdir"), paths),
+    st.tuples(st.just("chmod"), paths),
+    *[st.tuples(st.just("move"), paths, paths)] * 3,
+    st.tuples(st.just("move back")),
+    st.tuples(st.sampled_from(["begin", "begin", "commit", "rollback"])),
+)
+
+
+def follow(fs: HostFilesystem, call: HeldCall, program: Sequence[tuple[str, ...]]) -> None:
+    calls, moves = [call], list[tuple[str, str]]()
+    for number, step in enumerate(program):
+        current = fs.for_call(calls[-1])
+        with suppress(OSError, ValueError):  # what cannot be done is not done
+            match step:
+                case ["write", path]:
+                    current.write(path, f"{number}\n")
+                case ["append", path]:
+                    current.write(path, f"{number}\n", mode="append")
+                case ["delete", path]:
+                    current.delete(path, recursive=True)
+                case ["mkdir", path]:
+                    current.mkdir(path)
+                case ["chmod", path]:
+                    current.chmod(path, 0o700 if current.stat(path).is_directory else 0o600)
+                case ["move", old, new]:
+                    current.move(old, new, overwrite=True)
+                    moves.append((old, new))
+                case ["move back"] if moves:
+                    new, old = moves.pop()
+                    current.move(old, new)
+                case ["begin"]:
+                    within = HeldCall(f"inner {number}", calls[-1])
+                    within.join(fs)
+                    calls.append(within)
+                case ["commit" | "rollback" as end] if len(calls) > 1:
+                    within = calls.pop()
+                    getattr(within, end)()
+                    within.release()
+                case _:
+                    pass
+    for within in reversed(calls[1:]):
+        within.rollback()
+        within.release()
+
+
+@given(st.lists(steps, min_size=1, max_size=14), st.sampled_from(["rollback", "kill"]))
+@settings(max_examples=amount(prove=10_000, test=200), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_was_moved_comes_back(place: Place, program: list[tuple[str, ...]], end: str) -> None:
+    if not (place.root / "d/f").exists():
+        (place.root / "d/f").mkdir()
+        (place.root / "d/f/g").write_text("g\n")
+    before = capture_tree(place.root)
+    fs = place.open()
+    assert fs.recovered is None
+    with held_call(fs) as call:
+        follow(fs, call, program)
+        if end == "rollback":
+            assert call.rollback() == CLEAN
+    if end == "rollback":
+        fs.close()
+    else:
+        die(fs)
+        place.recover(Kill(place))
+    assert capture_tree(place.root) == before
