@@ -48,6 +48,11 @@ def delete_a_directory(fs: HostFilesystem) -> None:
     fs.delete("d", recursive=True)
 
 
+def delete_a_directory_it_made(fs: HostFilesystem) -> None:
+    fs.mkdir("n")
+    fs.delete("n", recursive=True)
+
+
 def move_over(fs: HostFilesystem) -> None:
     fs.move("m/x", "a.txt", overwrite=True)
 
@@ -84,6 +89,7 @@ CALLS: dict[str, Callable[[HostFilesystem], None]] = {
         write_one,
         create_in_new_directories,
         delete_a_directory,
+        delete_a_directory_it_made,
         move_over,
         move_over_and_chmod,
         move_over_another_name,

@@ -129,7 +129,7 @@ class Restore:
         for number in reversed(range(len(epochs))):
             epoch = epochs[number]
             if epoch.move is not None:
-                self.attempt(lambda move=epoch.move: self._move_back(move))
+                self.attempt(lambda epoch=epoch, move=epoch.move: self._move_back(epoch, move))
             before = epochs[number - 1].move if number else None
             if before is None or not self.is_at(before.old, before.inode):
                 _EpochRestore(self, epoch).run()
@@ -177,11 +177,14 @@ class Restore:
         found = self.files.look(path)
         return found is not None and found.st_ino == inode
 
-    def _move_back(self, move: Move) -> None:
+    def _move_back(self, epoch: Epoch, move: Move) -> None:
         if self.is_at(move.old, move.inode):
             return
         held = self.hold.held is not None and move.new.startswith(f"{self.hold.held.name}/")
         if not self.is_at(move.new, move.inode):
+            made = epoch.records.get(move.old)
+            if made is not None and made.before is None:  # by the call: it was moved back and removed already
+                return
             self.conflict(move.old)
             if held:
                 self.lose(move.old)
