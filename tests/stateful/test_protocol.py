@@ -2,7 +2,7 @@
 
 The programs are all sequences of `OPERATIONS` up to a length, with either end. A crash is played within the process:
 at one failpoint, and at each that follows while the stack unwinds, `Killed` is raised, so that nothing is changed from
-there on (which is looked at each time). That costs a third of a process that is forked and really killed;
+there on (which is looked at for one in eight). That costs a third of a process that is forked and really killed;
 `test_host_recovery.py` has those.
 """
 
@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import count, product
 from pathlib import Path
@@ -90,13 +90,13 @@ MORE: dict[str, Work] = {
 }
 Program = tuple[str, ...]
 
-
+UNDONE = "a call, partly undone"
 TABLE = {
     # the log has; displaced files are; the tree is as; what the opening does
     ("no call", "none", "before", "nothing"),
     ("no call", "none", "after", "nothing"),
     ("an open call", "none", "before", "rolled back"),
-    ("an open call", "none", "other", "rolled back"),  # one that was moved, say
+    ("an open call", "none", "other", "rolled back"),  # something was made, moved, or has other bits
     ("an open call", "none", "after", "rolled back"),
     ("an open call", "the call's", "before", "rolled back"),  # not yet in their places
     ("an open call", "the call's", "other", "rolled back"),
@@ -105,16 +105,16 @@ TABLE = {
     ("an open call", "of before", "after", "rolled back"),
     ("an open call", "of before, the call's", "other", "rolled back"),
     ("an open call", "of before, the call's", "after", "rolled back"),
-    ("a call, partly undone", "none", "before", "rolled back"),
-    ("a call, partly undone", "none", "other", "rolled back"),
-    ("a call, partly undone", "none", "after", "rolled back"),  # an inner call was undone, none else yet
-    ("a call, partly undone", "the call's", "before", "rolled back"),
-    ("a call, partly undone", "the call's", "other", "rolled back"),
-    ("a call, partly undone", "the call's", "after", "rolled back"),
-    ("a call, partly undone", "of before", "other", "rolled back"),
-    ("a call, partly undone", "of before", "after", "rolled back"),
-    ("a call, partly undone", "of before, the call's", "other", "rolled back"),
-    ("a call, partly undone", "of before, the call's", "after", "rolled back"),
+    (UNDONE, "none", "before", "rolled back"),
+    (UNDONE, "none", "other", "rolled back"),
+    (UNDONE, "none", "after", "rolled back"),  # an inner call was undone, none else yet
+    (UNDONE, "the call's", "before", "rolled back"),
+    (UNDONE, "the call's", "other", "rolled back"),
+    (UNDONE, "the call's", "after", "rolled back"),
+    (UNDONE, "of before", "other", "rolled back"),
+    (UNDONE, "of before", "after", "rolled back"),
+    (UNDONE, "of before, the call's", "other", "rolled back"),
+    (UNDONE, "of before, the call's", "after", "rolled back"),
     ("a committed call", "none", "before", "finished"),  # which comes to the same
     ("a committed call", "none", "after", "finished"),
     ("a committed call", "the call's", "before", "finished"),
@@ -152,11 +152,9 @@ def log_of(store: Path) -> str:
                 case {"commit": _}:
                     state = "a committed call"
                 case {"restored": _}:
-                    state = "a call, partly undone"
-                case {"undo": _} | {"after": _} if (
-                    state == "a call, partly undone"
-                ):  # what was rolled back was an inner call
-                    state = "an open call"  # what was rolled back was an inner one
+                    state = UNDONE
+                case {"undo": _} | {"after": _} if state == UNDONE:  # an inner call was undone, and this one goes on
+                    state = "an open call"
                 case {"end": _}:
                     state = "no call"
                 case _:
@@ -301,8 +299,8 @@ class Exploration:
             return False
         self.ended(program, "commit", kill)
         last, end = len(program), len(program) + 1
-        for stage, point in [(last, point) for point in range(kill.counts[last])]:
-            self.crash(program, "rollback", Kill(place, stage, point), kill.after)
+        for point in range(kill.counts[last]):  # what comes before is explored with shorter programs
+            self.crash(program, "rollback", Kill(place, last, point), kill.after)
         for point in range(kill.counts[end]):
             self.crash(program, "commit", Kill(place, end, point), kill.after)
         kill = Kill(place)
@@ -467,11 +465,6 @@ def run_beside(place: Place, program: Program, end: End, person: Person) -> None
         die(workspace.filesystem)
 
 
-def reopened(place: Place, person: Person | None = None) -> Workspace:
-    with injected(person) if person is not None else nullcontext():
-        return Workspace.open(place.root, store=place.store)
-
-
 def what_became_of(place: Place, program: Program, end: End, save: Save, after: int | None) -> str:
     """Where the saved bytes are in the end: "" where nothing was saved."""
     person = Person(place.root, save, after)
@@ -479,8 +472,10 @@ def what_became_of(place: Place, program: Program, end: End, save: Save, after: 
         killed = Person(place.root, replace(save, at=-1), after)
         run_beside(place, program, end, killed)
         person.killed_at = None
-        with reopened(place, person) as workspace:
-            person.tell(workspace.recovered)
+        with injected(person):
+            workspace = Workspace.open(place.root, store=place.store)
+        person.tell(workspace.recovered)
+        workspace.close()
     else:
         run_beside(place, program, end, person)
     with Workspace.open(place.root, store=place.store) as workspace:
@@ -501,7 +496,7 @@ def what_became_of(place: Place, program: Program, end: End, save: Save, after: 
             return "where the call has moved it"
         assert person.was_told(save.path) or save.path.startswith("e/"), case
         return "where the call has moved it, named" if person.was_told(save.path) else "moved back"
-    if any(path.read_bytes() == save.content for path in (place.store / "kept").rglob("*")):
+    if any(path.read_bytes() == save.content for path in (place.store / "kept").rglob("*") if path.is_file()):
         assert person.was_told(save.path), case
         return "kept, named"
     assert done, case
@@ -517,7 +512,9 @@ def test_what_a_person_saves_once_is_in_its_place_or_kept_and_named(place: Place
     chosen = Random(SEED)
     became = Counter[str]()
     for length in (1, 2):
-        cases = list(product(product(OPERATIONS, repeat=length), ends, beside))
+        # What is saved over a path that an inner call had given back is not known as somebody else's.
+        programs = [one for one in product(OPERATIONS, repeat=length) if "inner rollback" not in one[:-1]]
+        cases = list(product(programs, ends, beside))
         for number, (program, end, (save, after)) in enumerate(chosen.sample(cases, amount(prove=4000, test=80))):
             top = place.root.parent / f"{length}-{number}"
             top.mkdir()
