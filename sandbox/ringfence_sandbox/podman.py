@@ -123,7 +123,7 @@ class PodmanSandbox:
         self._image = image
         self.limits = limits or SandboxLimits()
         self.network: Network = network
-        """Where it is not ``none``, commands have effects that no rollback takes back."""
+        """Where it is not ``none``, commands have effects that no rollback undoes."""
         self._resolve = resolve
         self._url = url
         self._strict = strict
@@ -309,7 +309,7 @@ class PodmanSandbox:
         container = self.start()
         self.secrets.add_hidden(self.filesystem)  # people may have changed one
         replaced = "the container had ended, and this is a new one" if before not in (None, container) else ""
-        # Whoever recovers the workspace after us ends the container before anything is taken back.
+        # Whoever recovers the workspace after us ends the container before anything is rolled back.
         heartbeat = self.filesystem.note_process(container.process)
         kept = KeptEnvironment(request, directory, container.environment, self.secrets)
         output = self.filesystem.outputs.of_command(os.urandom(8).hex(), self.limits.output_bytes)

@@ -352,7 +352,7 @@ class Workspace:
             return [replace(log_entry(self._store, record, ()), number=number) for number, record in reversed(found)]
 
     def aborted_step(self, number: int, *, with_ignored: bool = True) -> ShownStep:
-        """What a call had changed before it was taken back. LookupError where none of that number is kept."""
+        """What a call had changed before it was rolled back. LookupError where none of that number is kept."""
         with self._looking_alone():
             kept = self._store.aborted()
             if number not in kept:

@@ -44,7 +44,7 @@ _REPORTING = (
 class ShellEnvironment:
     """What one shell hands on to the next: where it begins, and how its variables differ from the container's own.
 
-    A value, since no shell outlives its call: it can be kept, and taken back.
+    A value, since no shell outlives its call: it can be kept, and rolled back.
     """
 
     cwd: str = ""
@@ -273,7 +273,7 @@ class CommandWatch:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ringfence disk watch", daemon=True)
         self.reason = ""
-        """Why what the command did is to be taken back, in words, if it is."""
+        """The reason to roll back what the command did, if there is one."""
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -305,7 +305,7 @@ def mounted_in(root: str) -> Sequence[str]:
 
 
 def _shown(root: str, path: str) -> dict[str, Any]:
-    """A mount in the workspace as a container has it: to be read. What was written there could not be taken back, and
+    """A mount in the workspace as a container has it: to be read. What was written there could not be rolled back, and
     without it commands would write under it, where nobody looks."""
     target = f"{WORKSPACE}/{os.path.relpath(path, root)}"
     try:

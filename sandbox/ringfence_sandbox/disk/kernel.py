@@ -67,7 +67,7 @@ def raised(path: str) -> OSError:
 
 
 def filesystem_type(descriptor: int) -> int:
-    """The number of the kind of filesystem that something is on; 0 where that cannot be told."""
+    """The number of the kind of filesystem that something is on; 0 where that is not known."""
     buffer = ctypes.create_string_buffer(512)
     if libc().fstatfs(descriptor, buffer) != 0:
         return 0

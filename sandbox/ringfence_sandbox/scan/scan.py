@@ -32,7 +32,7 @@ _TOLD_EVERY, _TOLD_BYTES = 128, 1 << 20
 """A scan says how far it is after so many files that it reads, and before one of so many bytes."""
 
 Progress: TypeAlias = Callable[[int], None]
-"""Is told now and then how many files a scan has looked at."""
+"""Called now and then with the number of files that a scan has looked at."""
 Hides: TypeAlias = Callable[[int, str, str, os.stat_result], bool]
 """Whether something is hidden: the descriptor of its directory, its name there, its path, and its status."""
 _Other: TypeAlias = tuple[str, os.stat_result, bool]
@@ -122,7 +122,7 @@ def follow(cache: StatCache, states: States, commit: str | None) -> None:
 
 
 def no_progress(files: int) -> None:
-    """The progress that nobody wants to hear of."""
+    """Report no progress."""
 
 
 @dataclass(slots=True)
@@ -137,8 +137,8 @@ class _Directory:
 class Scanner:
     """One scan of the tree at the descriptor ``root`` against its state at ``commit`` (None: nothing) and its cache.
 
-    ``keep`` puts the bytes of a file into the store and gives their object id. ``hidden`` tells the names in the root
-    that are none of the workspace's, and ``hides`` what is to be left out as hidden. ``progress`` is told of it for
+    ``keep`` puts the bytes of a file into the store and gives their object id. ``hidden`` gives the names in the root
+    that are none of the workspace's, and ``hides`` what is to be left out as hidden. ``progress`` is called for
     every directory, and in a large one now and then.
     """
 

@@ -1,1 +1,1 @@
-"""Calls as steps of a history: made of what a call tells, and undone or restored by path."""
+"""Calls as steps of a history: made of what a call changed, and undone or restored by path."""

@@ -1,4 +1,4 @@
-"""A step for every call that changed files: what a filesystem on disk tells, written into the store."""
+"""A step for every call that changed files: what a filesystem on disk reports, written into the store."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class StepHistory(History):
         self.hidden: HiddenTree | None = None
         """What no scan takes in, since it is hidden."""
         self.progress: Progress = no_progress
-        """Is told how far a scan is."""
+        """Called with the progress of a scan."""
 
     @property
     def store(self) -> Store:

@@ -1,4 +1,4 @@
-"""What an undo or a restore is to do, told from the history: what that does not know is left alone.
+"""What an undo or a restore is to do, computed from the history: what that does not know is left alone.
 
 An undo compares the states of each path before a step, after it, and now.
 """
@@ -66,7 +66,7 @@ class Plan:
 
 
 class Planner:
-    """Plans from a store, whose newest commit has the tree as it is. ``names`` tells what is in a directory."""
+    """Plans from a store, whose newest commit has the tree as it is. ``names`` lists a directory."""
 
     def __init__(self, store: Store, tip: str, names: Callable[[str], Collection[str]]) -> None:
         self._store = store
@@ -227,7 +227,7 @@ class _Undo:
         plan = self.plan
         plan.states = {path: state for path, state in plan.states.items() if state != self.now(path)}
         for path in [path for path, outcome in plan.outcomes.items() if outcome == "restored"]:
-            if _same(self.state(path), self.now(path)):  # what one step did, another one of these had taken back
+            if _same(self.state(path), self.now(path)):  # what one step did, another one of these had undone
                 plan.keep(path, _AS_BEFORE)
             elif self.state(path) is None:
                 plan.outcomes[path] = "removed"

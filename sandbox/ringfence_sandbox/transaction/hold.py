@@ -218,7 +218,19 @@ class Holding:
 
     def entries(self) -> Iterator[tuple[str, os.stat_result]]:
         """All that is held, directories before what is in them: places in the workspace, and what is there."""
-        return entries_below(self._files, self.name)
+        waiting = [self.name]
+        while waiting:
+            place = waiting.pop()
+            descriptor = self._files.open_directory(place)
+            try:
+                found = {name: lstat(descriptor, name) for name in os.listdir(descriptor)}
+            finally:
+                os.close(descriptor)
+            for name, status in found.items():
+                if status is not None:
+                    yield f"{place}/{name}", status
+                    if stat.S_ISDIR(status.st_mode):
+                        waiting.append(f"{place}/{name}")
 
     def empty(self) -> Sequence[str]:
         """Remove all that is in it; the names of what would not go, where something would not."""
@@ -236,23 +248,6 @@ def holding_store(files: Confined, name: str) -> str:
     with suppress(OSError):
         return os.fsdecode(os.getxattr(f"/proc/self/fd/{files.root}/{name}", _STORE, follow_symlinks=False))
     return ""
-
-
-def entries_below(files: Confined, top: str) -> Iterator[tuple[str, os.stat_result]]:
-    """All that is below a directory, directories before what is in them: places, and what is there."""
-    waiting = [top]
-    while waiting:
-        place = waiting.pop()
-        descriptor = files.open_directory(place)
-        try:
-            found = {name: lstat(descriptor, name) for name in os.listdir(descriptor)}
-        finally:
-            os.close(descriptor)
-        for name, status in found.items():
-            if status is not None:
-                yield f"{place}/{name}", status
-                if stat.S_ISDIR(status.st_mode):
-                    waiting.append(f"{place}/{name}")
 
 
 def _have(files: Confined, name: str) -> None:

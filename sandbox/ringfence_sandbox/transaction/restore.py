@@ -279,7 +279,7 @@ class _EpochRestore:
 
     def _compare(self) -> None:
         for path, record in self._records.items():
-            found = self._look(path)
+            found = self._files.look(path)
             if self._is_before(record.before, found):
                 self._put_back_foreign(path, record, found)
             elif not record.afters:  # a directory in which the call did something, and that somebody has removed
@@ -292,9 +292,6 @@ class _EpochRestore:
                     self._at.setdefault(found.st_ino, []).append(path)
             elif self._is_done(record):
                 self._restore.conflict(path, None if record.before is None else record.before.inode)
-
-    def _look(self, path: str) -> os.stat_result | None:
-        return self._files.look(path)
 
     def _is_before(self, before: State | None, found: os.stat_result | None) -> bool:
         """Whether a path has what it had; its permission bits come later, and the content of a file that is its own
@@ -474,7 +471,7 @@ class _EpochRestore:
         """The place in the hold of the file of before. Where the call has moved it, it is moved to the hold first."""
         if not self._held.get(before.inode):
             for place in self._at.get(before.inode, ()):
-                there = self._look(place)
+                there = self._files.look(place)
                 if there is not None and there.st_ino == before.inode and place not in self.report.conflicts:
                     self._displace(place, there)
                     self._found[place] = None
@@ -483,7 +480,7 @@ class _EpochRestore:
         return places[-1] if places else None
 
     def _make_directory(self, path: str, before: State) -> None:
-        if self._look(path) is not None:
+        if self._files.look(path) is not None:
             return
         self._touch(path, None, replace(before, inode=0))
         with ChangedDirectory(self._times, path) as (at, name):
@@ -495,7 +492,7 @@ class _EpochRestore:
 
     def _finish(self, path: str) -> None:
         before = self._records[path].before
-        found = None if before is None else self._look(path)
+        found = None if before is None else self._files.look(path)
         if before is None or found is None or stat.S_ISLNK(found.st_mode):
             return
         if before.is_directory:
