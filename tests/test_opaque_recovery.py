@@ -312,6 +312,15 @@ def test_without_its_store_an_open_call_is_not_touched_and_opening_says_what_to_
     assert shape(case.root) == case.before
 
 
+def test_without_its_log_an_opaque_call_is_somebody_elses_change_and_an_empty_hold_goes(case: Case) -> None:
+    killed_after(case, "echo call > a.txt")
+    (case.store / "journal").unlink()
+    (case.root / ".ringfence-hold-0123456789abcdef").mkdir()
+    assert "the journal that knew of it is lost" in " ".join(case.recover().notes)
+    assert (case.root / "a.txt").read_text() == "call\n"
+    assert not [*case.root.glob(".ringfence*")]
+
+
 # Processes
 
 
