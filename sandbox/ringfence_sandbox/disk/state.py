@@ -14,6 +14,11 @@ Kind = Literal["file", "directory", "symlink", "special"]
 _KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
 
+def kind_of(mode: int) -> Kind:
+    """The kind that a mode says, as `os.lstat` gives it."""
+    return _KINDS.get(stat.S_IFMT(mode), "special")
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """A file, directory, symlink or special file. ``mode`` has the permission bits; sizes are bytes.
@@ -32,7 +37,7 @@ class State:
 
     @classmethod
     def of(cls, found: os.stat_result, sha256: str | None = None) -> State:
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "special")
+        kind = kind_of(found.st_mode)
         mode = stat.S_IMODE(found.st_mode)
         mtime_ns, size = found.st_mtime_ns, 0 if kind == "directory" else found.st_size
         return cls(kind, mode, found.st_uid, found.st_gid, mtime_ns, size, found.st_ino, sha256)
@@ -45,7 +50,7 @@ class State:
         """Whether `found` is the very inode, and nobody wrote into it since. Entries of a directory do not count."""
         if found is None or found.st_ino != self.inode:
             return False
-        if _KINDS.get(stat.S_IFMT(found.st_mode), "special") != self.kind:
+        if kind_of(found.st_mode) != self.kind:
             return False
         return self.kind == "directory" or (found.st_mtime_ns, found.st_size) == (self.mtime_ns, self.size)
 

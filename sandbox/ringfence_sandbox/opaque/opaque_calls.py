@@ -11,11 +11,10 @@ from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Renames, birth_ns
 from ringfence_sandbox.disk.state import Json
 from ringfence_sandbox.opaque.brackets import Brackets
-from ringfence_sandbox.opaque.choosing import Chosen, Judge
 from ringfence_sandbox.opaque.heartbeat import GRACE_NS, Heartbeat
 from ringfence_sandbox.opaque.kept_open import KeptOpen
 from ringfence_sandbox.opaque.states import Aborted, After, Before, Displaced, ScannedFiles, is_only_time
-from ringfence_sandbox.opaque.tree_rollback import TreeRollback
+from ringfence_sandbox.opaque.tree_rollback import Judge, TreeRollback
 from ringfence_sandbox.scan.scan import clock_ahead_ns
 from ringfence_sandbox.store.entries import Difference, Entry, is_directory
 from ringfence_sandbox.transaction.changes import ChangedFiles
@@ -146,10 +145,9 @@ class OpaqueCalls:
             by_trying = tried is not None and is_directory(wanted) and (now is None or is_directory(now))
             return path in seen or below_opened or by_trying
 
-        chosen = Chosen(self._files, before, after, judge)
-        paths = sorted(chosen.items)
+        way = self._way(before, after, judge, hold, self._open.get(number))
+        paths = sorted(way.items)
         self._tried[number] = {*paths, *(tried or ())}
-        way = self._way(before, after, chosen, hold, self._open.get(number))
         way.copied = lambda old, new: note({"copied": [old, new], "before": number})
         aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
         done = self._go(way, number, _told(paths, after), aborted, note)
@@ -158,10 +156,11 @@ class OpaqueCalls:
         return done
 
     def _know_again(self, became: Mapping[int, int]) -> None:
-        """The calls that are still open know the files again that were too large for the store, and were copied."""
+        """The calls that are still open know the files again that had to become others."""
         for seq, before in self._before.items():
-            if any(left.inode in became for left in before.left.values()):
-                before.know_again(became)
+            copied = any(left.inode in became for left in before.left.values())
+            before.know_again(became)
+            if copied:
                 self._open[seq].let_go(became)
                 self._open[seq].open(self._files, before.left.items())
 
@@ -197,9 +196,8 @@ class OpaqueCalls:
             ahead_ns = clock_ahead_ns(hold.make().descriptor, "clock")
         limit_ns = Heartbeat.last_ns(stamp_path) + ahead_ns + GRACE_NS
         judge = _ended(self._files, limit_ns, known, opened)
-        chosen = Chosen(self._files, before, after, judge)
-        paths = sorted(chosen.items)
-        way = self._way(before, after, chosen, hold)
+        way = self._way(before, after, judge, hold)
+        paths = sorted(way.items)
         if kept is None:  # an earlier try has given directories new times itself
             way.spare_times(limit_ns, opened)
         if kept is None:
@@ -209,7 +207,7 @@ class OpaqueCalls:
         return self._go(way, number, _told(paths, after), aborted, note)
 
     def _way(
-        self, before: Before, after: After, chosen: Chosen, hold: Hold, kept_open: KeptOpen | None = None
+        self, before: Before, after: After, judge: Judge, hold: Hold, kept_open: KeptOpen | None = None
     ) -> TreeRollback:
         return TreeRollback(
             self._files,
@@ -218,7 +216,7 @@ class OpaqueCalls:
             self._brackets.store.states,
             before,
             after,
-            chosen,
+            judge,
             kept_open=kept_open or KeptOpen(),
         )
 

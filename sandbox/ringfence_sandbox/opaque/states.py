@@ -134,7 +134,8 @@ class Before:
         return found
 
     def know_again(self, became: Mapping[int, int]) -> None:
-        """Know what no scan took in again, where it was copied: by the inodes that it had, those that it has."""
+        """Know files again that have had to become others: by the inodes that they had, those that they have."""
+        self.inodes = {path: became.get(inode, inode) for path, inode in self.inodes.items()}
         rows = self.left.items()
         self.left = {path: replace(left, inode=became.get(left.inode, left.inode)) for path, left in rows}
 

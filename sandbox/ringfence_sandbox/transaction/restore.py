@@ -35,12 +35,13 @@ from ringfence_sandbox.transaction.undo_log import Epoch, Move, UndoRecord, is_b
 
 _HASHED_BYTES = 1 << 20
 """In the process, what is larger is known by its size and time alone: a rollback must not cost what a file weighs."""
-_IN_THE_WAY = UNREACHABLE | {errno.EEXIST, errno.ENOTEMPTY, errno.EXDEV}
-"""Errors of the system that mean: somebody else has put something at the path, or above it."""
+_IN_THE_WAY = UNREACHABLE | {errno.EEXIST, errno.ENOTEMPTY, errno.EXDEV, errno.EBUSY, errno.EPERM}
+"""Errors of the system that mean: somebody else has put something at the path, or above it, or it is a file that nobody
+may replace, such as one that may only be added to (``chattr +a``)."""
 
-Make = Callable[[str, Callable[[str], bool]], int]
-"""Makes the file that a path is to have, and returns its slot in the hold. The second argument says of another path
-whether it is as before already."""
+Make = Callable[[str, Callable[[str], bool]], int | None]
+"""Makes the file that a path is to have, and returns its slot in the hold; None: it cannot be made. The second argument
+says of another path whether it is as before already."""
 
 
 class ChangeLog(Protocol):
@@ -98,9 +99,12 @@ class Restore:
         lost_power: bool = False,
         log: ChangeLog | None = None,
         make: Make | None = None,
+        finish: Callable[[str], None] | None = None,
+        discard: bool = False,
     ) -> None:
         """``thorough`` compares content of any size before it is taken for the call's own. With ``lost_power`` a file
-        of the call may have lost bytes. ``make`` makes a file that is nowhere."""
+        of the call may have lost bytes. ``make`` makes a file that is nowhere. ``finish`` gives what is at a path all
+        its metadata. ``discard`` unlinks what the call has made, for the room; ``held`` is given then."""
         self.report = RestoreReport()
         self.files = files
         self.renames = renames
@@ -110,6 +114,10 @@ class Restore:
         self.lost_power = lost_power
         self.log = log
         self.make = make
+        self.finish = finish
+        self.discard = discard
+        self.whole: set[str] = set()
+        """Directories that go with all that is in them."""
         self.known: dict[int, list[State]] = {}
         """By inode, the states that the log has of files."""
         self.before: set[int] = set()
@@ -119,7 +127,7 @@ class Restore:
 
     def run(self, epochs: Sequence[Epoch], *, on_undone: Callable[[int], None] = lambda _: None) -> RestoreReport:
         """Undo the epochs, the newest first; ``on_undone`` gets how many are left."""
-        if self.hold.held is not None:
+        if self.hold.held is not None and not self.discard:
             self.held = self.hold.held.inodes(below=self.log is not None)
         records = [record for epoch in epochs for record in epoch.records.values()]
         self.before = {record.before.inode for record in records if record.before is not None}
@@ -140,13 +148,16 @@ class Restore:
         self.report.notes += [f"what was moved from {path} is still at {place}" for path, place in moved]
         return self.report
 
-    def attempt(self, work: Callable[[], None], path: str = "") -> bool:
+    def attempt(self, work: Callable[[], None], path: str | None = None, inode: int | None = None) -> bool:
         """Do something, and return whether it was done. An error is a conflict, or goes to the report."""
         try:
             work()
         except OSError as error:
-            if error.errno in _IN_THE_WAY and path:
-                self.conflict(path)
+            if error.errno in _IN_THE_WAY and path is not None:
+                self.conflict(path, inode)
+                if error.errno == errno.EPERM:
+                    note = f"{path} may not be replaced or removed ({error.strerror}): see `lsattr`"
+                    self.report.notes.append(note)
             elif error.errno in _IN_THE_WAY:
                 pass
             else:
@@ -254,7 +265,24 @@ class _EpochRestore:
         return self._restore.report
 
     def _do(self, path: str, work: Callable[[str], None]) -> None:
-        self._restore.attempt(lambda: work(path), path)
+        before = self._records[path].before
+        self._restore.attempt(lambda: self._with_room(path, work), path, None if before is None else before.inode)
+
+    def _with_room(self, path: str, work: Callable[[str], None]) -> None:
+        """Do something, and where the disk is too full for it, again without the files that the call has made, which is
+        all that there is to give up."""
+        try:
+            work(path)
+        except OSError as error:
+            if not self._restore.discard or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            for one, found in self._found.items():
+                if found is None or stat.S_ISDIR(found.st_mode) or found.st_ino in self._restore.before:
+                    continue
+                if one not in self._placed and one not in self.report.conflicts:
+                    self._restore.attempt(lambda one=one, found=found: self._discard(one, found), one)
+                    self._found[one] = None
+            work(path)
 
     def _touch(self, path: str, found: os.stat_result | None, after: State | None, slot: int | None = None) -> None:
         if self._restore.log is not None:
@@ -265,13 +293,14 @@ class _EpochRestore:
     def _open_directories(self) -> None:
         """Have the directories of the epoch be writable while it is undone. Bits that somebody else has set stay."""
         for path, record in sorted(self._records.items()):
-            before = record.before
-            found = None if before is None or not before.is_directory else self._files.look(path)
-            if before is None or found is None or found.st_ino != before.inode:
+            states = [one for one in (record.before, *record.afters) if one is not None and one.is_directory]
+            found = self._files.look(path) if states else None
+            if found is None or all(one.inode != found.st_ino for one in states):
                 continue
-            mode = stat.S_IMODE(found.st_mode)
-            own = {before.mode, *(one.mode for one in record.afters if one is not None)}
-            self._modes[path] = before.mode if mode in own | {one | stat.S_IRWXU for one in own} else mode
+            mode, before = stat.S_IMODE(found.st_mode), record.before
+            if before is not None and before.inode == found.st_ino:
+                own = {one.mode for one in states}
+                self._modes[path] = before.mode if mode in own | {one | stat.S_IRWXU for one in own} else mode
             if mode & stat.S_IRWXU != stat.S_IRWXU and os.geteuid() != 0:
                 with self._files.parent(path) as (at, name), suppress(PermissionError):
                     failpoint("chmod")
@@ -393,9 +422,15 @@ class _EpochRestore:
 
     def _remove(self, path: str) -> None:
         found = self._found[path]
-        assert found is not None, "there is something to remove"
+        if found is None:  # it has gone already, for the room
+            return
         if not stat.S_ISDIR(found.st_mode):
             self._displace(path, found)
+        elif path in self._restore.whole:
+            holding = self._restore.hold.make()
+            place = holding.place(holding.new_slot(path))
+            self._restore.rename(path, place)
+            self._has_displaced(path, found, place)
         elif self._restore.log is not None:
             if self._files.names(path):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
@@ -412,6 +447,9 @@ class _EpochRestore:
 
     def _displace(self, path: str, found: os.stat_result) -> None:
         """Move a file to the hold. One that somebody has saved in this instant comes back, and is a conflict."""
+        if self._restore.discard and found.st_ino not in self._restore.before:
+            self._discard(path, found)
+            return
         holding = self._restore.hold.make()
         free = (slot for slot in self._records[path].slots if holding.look(slot) is None)
         slot = next(free, None)
@@ -426,7 +464,17 @@ class _EpochRestore:
                 raise FileExistsError(errno.EEXIST, "was changed by somebody else", path)
         self._has_displaced(path, found, holding.place(slot))
 
+    def _discard(self, path: str, found: os.stat_result) -> None:
+        with ChangedDirectory(self._times, path) as (at, name):
+            if not State.of(found).fits(lstat(at, name)):
+                raise FileExistsError(errno.EEXIST, "was changed by somebody else", path)
+            failpoint("unlink")
+            os.unlink(name, dir_fd=at)
+
     def _has_displaced(self, path: str, found: os.stat_result, place: str) -> None:
+        if self._restore.discard and not stat.S_ISDIR(found.st_mode) and found.st_ino not in self._restore.before:
+            self._discard(place, found)
+            return
         self._held.setdefault(found.st_ino, []).append(place)
         if self._restore.log is not None:
             self._restore.log.displaced(path, found, place)
@@ -437,12 +485,16 @@ class _EpochRestore:
         record = self._records[path]
         before, found = record.before, self._found[path]
         assert before is not None, "there is something to put back"
-        if before.is_directory:
+        self.report.remade = True
+        if before.is_directory and not (self._restore.discard and self._held.get(before.inode)):
             self._make_directory(path, before)
             return
         body = self._body(before)
         if body is None and self._restore.make is not None:
             slot = self._restore.make(path, lambda other: other in self._placed or other not in self._found)
+            if slot is None:
+                self._restore.conflict(path)
+                return
             body = self._restore.hold.make().place(slot)
         if body is None:
             self._restore.conflict(path)
@@ -463,7 +515,7 @@ class _EpochRestore:
                     return
         if exchanged is not None:
             self._has_displaced(path, exchanged, body)
-        if before.inode in self._held:
+        if body in self._held.get(before.inode, ()):
             self._held[before.inode].remove(body)
         self._placed.add(path)
 
@@ -493,9 +545,13 @@ class _EpochRestore:
     def _finish(self, path: str) -> None:
         before = self._records[path].before
         found = None if before is None else self._files.look(path)
-        if before is None or found is None or stat.S_ISLNK(found.st_mode):
+        if before is None or found is None:
             return
-        if before.is_directory:
+        if self._restore.finish is not None:
+            self._restore.finish(path)
+        elif stat.S_ISLNK(found.st_mode):
+            pass
+        elif before.is_directory:
             if stat.S_ISDIR(found.st_mode) and path in self._modes:
                 self._finish_directory(path, before, found)
         elif found.st_ino == before.inode and stat.S_IMODE(found.st_mode) != before.mode:
