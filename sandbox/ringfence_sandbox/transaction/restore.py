@@ -4,15 +4,18 @@ Rollback, failed operations, recovery after a crash, snapshots, and undo and res
 
 1. Compare. A path that is as before is left alone. One that the call has put there is restored. Anything else is
    somebody else's: it stays, and is a conflict.
-2. Remove what is in the way, what is in a directory before the directory. A file is moved to the hold; nothing is
-   unlinked, so a full disk does not matter.
+2. Remove what is in the way, what is in a directory before the directory. A file is moved to the hold, not unlinked, so
+   a full disk does not matter (``discard`` is the exception). An empty directory is removed.
 3. Put back the very file of before, by one rename, or by one exchange with what the call has put in its place. It is
    found by its inode, in the hold or where the call has moved it.
 4. Give files their permission bits, then directories their bits and times, from the bottom.
 
 Each step is idempotent: it looks first, and what is done already is as before. So a restore that was killed is done
-again. Epochs are undone from the newest. A moved directory is moved back between two of them; where it is says which
-epochs are undone already.
+again.
+
+An epoch is a run of changes and, at its end, at most one rename of a directory: from then on the same paths mean other
+files. The newest epoch is undone first, and in each the rename before the changes. If the rename that ended the epoch
+before is undone already, so is this epoch, by an earlier restore that was killed.
 """
 
 from __future__ import annotations
@@ -104,7 +107,8 @@ class Restore:
     ) -> None:
         """``thorough`` compares content of any size before it is taken for the call's own. With ``lost_power`` a file
         of the call may have lost bytes. ``make`` makes a file that is nowhere. ``finish`` gives what is at a path all
-        its metadata. ``discard`` unlinks what the call has made, for the room; ``held`` is given then."""
+        its metadata. ``discard`` unlinks what the call has made, for the room, instead of holding it; the caller then
+        sets ``held`` before `run`."""
         self.report = RestoreReport()
         self.files = files
         self.renames = renames
@@ -138,8 +142,10 @@ class Restore:
             epoch = epochs[number]
             if epoch.move is not None:
                 self.attempt(lambda epoch=epoch, move=epoch.move: self._move_back(epoch, move))
-            before = epochs[number - 1].move if number else None
-            if before is None or not self.is_at(before.old, before.inode):
+            if self.report.errors:  # under the old names there is nothing yet
+                break
+            previous_move = epochs[number - 1].move if number else None
+            if previous_move is None or not self.is_at(previous_move.old, previous_move.inode):
                 _EpochRestore(self, epoch).run()
             if self.report.errors:
                 break
@@ -238,8 +244,9 @@ class _EpochRestore:
         self._times = restore.times
         self._held = restore.held
         self._records: Mapping[str, UndoRecord] = epoch.records
-        self._found: dict[str, os.stat_result | None] = {}
-        self._at: dict[int, list[str]] = {}
+        self._to_restore: dict[str, os.stat_result | None] = {}
+        """The paths that are not as before, with what is there now: the call's, or nothing."""
+        self._own_paths: dict[int, list[str]] = {}
         """By inode, the paths where the call has put something that is to be removed."""
         self._placed: set[str] = set()
         """What has its own file again."""
@@ -250,10 +257,10 @@ class _EpochRestore:
         self._open_directories()
         self._compare()
         self._let_moved_stay()
-        for path in sorted(self._found, reverse=True):
+        for path in sorted(self._to_restore, reverse=True):
             if self._is_removed(path):
                 self._do(path, self._remove)
-        for path in sorted(self._found):
+        for path in sorted(self._to_restore):
             if path not in self.report.conflicts and self._records[path].before is not None:
                 self._do(path, self._put_back)
         for path in sorted(self._records, reverse=True):
@@ -276,12 +283,12 @@ class _EpochRestore:
         except OSError as error:
             if not self._restore.discard or error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            for one, found in self._found.items():
+            for one, found in self._to_restore.items():
                 if found is None or stat.S_ISDIR(found.st_mode) or found.st_ino in self._restore.before:
                     continue
                 if one not in self._placed and one not in self.report.conflicts:
                     self._restore.attempt(lambda one=one, found=found: self._discard(one, found), one)
-                    self._found[one] = None
+                    self._to_restore[one] = None
             work(path)
 
     def _touch(self, path: str, found: os.stat_result | None, after: State | None, slot: int | None = None) -> None:
@@ -300,7 +307,8 @@ class _EpochRestore:
             mode, before = stat.S_IMODE(found.st_mode), record.before
             if before is not None and before.inode == found.st_ino:
                 own = {one.mode for one in states}
-                self._modes[path] = before.mode if mode in own | {one | stat.S_IRWXU for one in own} else mode
+                own |= {one | stat.S_IRWXU for one in own}  # as a restore that was killed has opened them
+                self._modes[path] = before.mode if mode in own else mode
             if mode & stat.S_IRWXU != stat.S_IRWXU and os.geteuid() != 0:
                 with self._files.parent(path) as (at, name), suppress(PermissionError):
                     failpoint("chmod")
@@ -316,10 +324,10 @@ class _EpochRestore:
             elif self._is_own(path, record, found):
                 if self._put_back_foreign(path, record, found):
                     continue
-                self._found[path] = found
+                self._to_restore[path] = found
                 if found is not None and not stat.S_ISDIR(found.st_mode):
-                    self._at.setdefault(found.st_ino, []).append(path)
-            elif self._is_done(record):
+                    self._own_paths.setdefault(found.st_ino, []).append(path)
+            elif self._was_made(record):
                 self._restore.conflict(path, None if record.before is None else record.before.inode)
 
     def _is_before(self, before: State | None, found: os.stat_result | None) -> bool:
@@ -397,9 +405,9 @@ class _EpochRestore:
             return True
         return False
 
-    def _is_done(self, record: UndoRecord) -> bool:
-        """Whether a change was made. If not, the hold has what the call would have put there, and not what was there
-        before."""
+    def _was_made(self, record: UndoRecord) -> bool:
+        """Whether the change was made. It was not if a kill came between its record and itself: then the call's file is
+        still in the hold, and that of before is not. The path was never the call's, so nothing there is a conflict."""
         before, last = record.before, record.afters[-1]
         if last is None or not self._held.get(last.inode):
             return True
@@ -409,19 +417,19 @@ class _EpochRestore:
         """What the call has moved from a path that somebody else has taken stays where it is."""
         for path, record in self._records.items():
             if path in self.report.conflicts and record.before is not None:
-                for place in self._at.get(record.before.inode, ()):
+                for place in self._own_paths.get(record.before.inode, ()):
                     if self._records[place].before is None:
-                        del self._found[place]
+                        del self._to_restore[place]
                         self.report.moved[path] = place
 
     # -- 2. remove
 
     def _is_removed(self, path: str) -> bool:
-        found, before = self._found.get(path), self._records[path].before
+        found, before = self._to_restore.get(path), self._records[path].before
         return found is not None and (before is None or before.is_directory or stat.S_ISDIR(found.st_mode))
 
     def _remove(self, path: str) -> None:
-        found = self._found[path]
+        found = self._to_restore[path]
         if found is None:  # it has gone already, for the room
             return
         if not stat.S_ISDIR(found.st_mode):
@@ -483,7 +491,7 @@ class _EpochRestore:
 
     def _put_back(self, path: str) -> None:
         record = self._records[path]
-        before, found = record.before, self._found[path]
+        before, found = record.before, self._to_restore[path]
         assert before is not None, "there is something to put back"
         self.report.remade = True
         if before.is_directory and not (self._restore.discard and self._held.get(before.inode)):
@@ -491,7 +499,7 @@ class _EpochRestore:
             return
         body = self._body(before)
         if body is None and self._restore.make is not None:
-            slot = self._restore.make(path, lambda other: other in self._placed or other not in self._found)
+            slot = self._restore.make(path, lambda other: other in self._placed or other not in self._to_restore)
             if slot is None:
                 self._restore.conflict(path)
                 return
@@ -522,11 +530,11 @@ class _EpochRestore:
     def _body(self, before: State) -> str | None:
         """The place in the hold of the file of before. Where the call has moved it, it is moved to the hold first."""
         if not self._held.get(before.inode):
-            for place in self._at.get(before.inode, ()):
+            for place in self._own_paths.get(before.inode, ()):
                 there = self._files.look(place)
                 if there is not None and there.st_ino == before.inode and place not in self.report.conflicts:
                     self._displace(place, there)
-                    self._found[place] = None
+                    self._to_restore[place] = None
                     break
         places = self._held.get(before.inode)
         return places[-1] if places else None
