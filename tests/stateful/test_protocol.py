@@ -483,7 +483,8 @@ def what_became_of(place: Place, program: Program, end: End, save: Save, after: 
         done = any(step.call_id == "call-1" for step in workspace.steps())
     case = program, end, save, after, person.told
     if not done:
-        there = {path.read_bytes() for path in place.root.rglob("*") if path.is_file()}
+        places = [*place.root.rglob("*"), *(place.store / "kept").rglob("*")]
+        there = {path.read_bytes() for path in places if path.is_file()}
         may_be_replaced = {save.path, *{"a": ["b"], "e/c": ["d/c"]}.get(save.path, [])}  # it may have been moved there
         assert {f"{path} as it was\n".encode() for path in {"a", "b", "d/c"} - may_be_replaced} <= there, case
     if not person.saved:
