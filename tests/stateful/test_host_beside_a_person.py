@@ -354,6 +354,21 @@ def test_what_is_written_into_a_file_of_the_call_that_it_has_replaced_is_kept(en
         assert sorted(kept) == ["a as it was\n", "the call's first\nwritten into the first\n"]
 
 
+@pytest.mark.parametrize("deed", ["write", "delete"])
+def test_a_save_of_what_an_inner_rollback_gave_back_is_not_lost(deed: str) -> None:
+    with place() as top:
+        with Workspace.open(top / "root", store=top / "store") as workspace:
+            fs = workspace.filesystem
+            with held_call(fs) as held:
+                with held_call(fs, call_id="inner", parent=held) as inner:
+                    change(fs.for_call(inner), "write", "a")
+                    inner.rollback()
+                Person(top / "root", top / "diary").save(Edit(0, "a", "replace", 1))
+                change(fs.for_call(held), deed, "a")
+                held.commit()
+        assert blob_id(Edit(0, "a", "replace", 1).content) in objects_of(top / "store/history")
+
+
 def test_a_new_time_alone_is_no_save() -> None:
     with place() as top, Workspace.open(top / "root", store=top / "store") as workspace:
         with held_call(workspace.filesystem) as held:

@@ -64,6 +64,8 @@ class Savepoint:
     opaque: bool
     before: dict[str, State | None] = field(default_factory=dict[str, State | None])
     """Of the paths that have changed since, what they were."""
+    first: list[tuple[dict[str, State | None], str]] = field(default_factory=list[tuple[dict[str, State | None], str]])
+    """The records of the calls around it whose first change of a path is within it."""
     early: Sequence[Change] | None = None
     """What had changed until the first opaque call within it began."""
     conflicts: set[str] = field(default_factory=set[str])
@@ -268,11 +270,12 @@ class Transactions:
     def _first(self, path: str, before: State | None) -> None:
         """Have the open savepoints and snapshots know what a path was, if it has not changed since they were made."""
         scopes = [*self._savepoints, *self._snapshots] if self._snapshots else self._savepoints
-        for scope in scopes:
+        for depth, scope in enumerate(scopes):
             if path not in scope.before:
                 scope.before[path] = before
-                if self._operation is not None:
-                    self._operation.first.append((scope.before, path))
+                for within in (self._operation, *self._savepoints[depth + 1 :]):
+                    if within is not None:
+                        within.first.append((scope.before, path))
 
     def _end_epoch(self, move: Move, lines: list[Mapping[str, Json]]) -> None:
         """Begin a new epoch: after the move of a directory, the same names mean other files."""
@@ -556,6 +559,9 @@ class Transactions:
         for point in self._snapshots if taken.remade else ():
             point.opaque = True
         self._note_restored(savepoint, report)
+        if not report.moved:  # a later change of a path is the first one again: what is there may be somebody else's
+            for states, path in savepoint.first:
+                states.pop(path, None)
         if savepoint.outermost and self._history is not None:
             self._history.ended_without_step()
         self._leave(savepoint)
