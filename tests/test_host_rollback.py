@@ -265,6 +265,17 @@ def test_a_moved_file_in_conflict_is_named_at_its_final_path(root: Path, fs: Hos
     assert (root / "d/e/moved").read_text() == "a\n"
 
 
+def test_a_moved_file_that_somebody_writes_into_stays_and_is_named(
+    root: Path, fs: HostFilesystem, call: HeldCall
+) -> None:
+    fs.for_call(call).move("a.txt", "moved")
+    (root / "moved").write_text("person, in place")
+    report = call.rollback()
+    assert set(report.conflicts) == {"a.txt", "moved"}
+    assert report.notes == ("what was moved from a.txt is still at moved",)
+    assert (root / "moved").read_text() == "person, in place"
+
+
 def test_a_link_in_the_place_of_a_directory_is_not_followed(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
     outside = root.parent / "outside"
     outside.mkdir()

@@ -506,7 +506,11 @@ class _EpochRestore:
             body = self._restore.hold.make().place(slot)
         if body is None:
             self._restore.conflict(path)
-            self._restore.lose(path)
+            place = next((one for one in self._records if self._restore.is_at(one, before.inode)), None)
+            if place is None:
+                self._restore.lose(path)
+            else:  # somebody has changed it where the call had moved it
+                self.report.moved[path] = place
             return
         exchanged = found if found is not None and not self._is_removed(path) else None
         with self._restore.opened(body) as (held, held_name), ChangedDirectory(self._times, path) as (at, name):
