@@ -133,9 +133,9 @@ class Opened:
 
     def _opaque_calls(self) -> OpaqueCalls:
         # Imported when the first opaque call begins: nothing else here needs git's objects.
-        from ringfence_sandbox.opaque.brackets import Brackets
         from ringfence_sandbox.opaque.heartbeat import Heartbeat
         from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
+        from ringfence_sandbox.opaque.scans import Scans
         from ringfence_sandbox.steps.step_history import StepHistory
 
         history = self._history if isinstance(self._history, StepHistory) else self._own_history
@@ -143,8 +143,8 @@ class Opened:
             history = self._own_history = self._made_history()
             history.hidden = self.hidden
         stamp = Heartbeat(os.path.join(self.store, STAMP), sync=self._power)
-        brackets = Brackets(self.files, history, power=self._power)
-        return OpaqueCalls(self.files, Renames(self.can), brackets, stamp)
+        scans = Scans(self.files, history, power=self._power)
+        return OpaqueCalls(self.files, Renames(self.can), scans, stamp)
 
     def _made_history(self) -> StepHistory:
         """For a filesystem opened without one: it keeps the states around opaque calls, and makes no steps."""

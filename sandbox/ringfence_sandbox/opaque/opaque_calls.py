@@ -10,9 +10,9 @@ from ringfence.participants import Change
 from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Renames, birth_ns
 from ringfence_sandbox.disk.state import Json
-from ringfence_sandbox.opaque.brackets import Brackets
 from ringfence_sandbox.opaque.heartbeat import GRACE_NS, Heartbeat
 from ringfence_sandbox.opaque.kept_open import KeptOpen
+from ringfence_sandbox.opaque.scans import Scans
 from ringfence_sandbox.opaque.states import Aborted, After, Before, Displaced, ScannedFiles, is_only_time
 from ringfence_sandbox.opaque.tree_rollback import Judge, TreeRollback
 from ringfence_sandbox.scan.scan import clock_ahead_ns
@@ -31,10 +31,10 @@ MOST_LISTED = 20
 class OpaqueCalls:
     """What is known of them, and the rollback of each."""
 
-    def __init__(self, files: Confined, renames: Renames, brackets: Brackets, stamp: Heartbeat) -> None:
+    def __init__(self, files: Confined, renames: Renames, scans: Scans, stamp: Heartbeat) -> None:
         self._files = files
         self._renames = renames
-        self._brackets = brackets
+        self._scans = scans
         self._stamp = stamp
         self._before: dict[int, Before] = {}
         self._after: dict[int, tuple[int, After]] = {}
@@ -55,21 +55,13 @@ class OpaqueCalls:
 
     def begin(self, early: ChangedFiles | None, epochs: Sequence[Epoch], holding: Holding | None) -> Before:
         """Look at the tree and store it, before a call and after what typed calls have done. OSError: it cannot be."""
-        displaced = Displaced.by(holding)
-        inodes = _inodes(self._files, epochs)
-        shared: set[int] = set()
-        if holding is not None and displaced.slots:
-            records = [record for epoch in epochs for record in epoch.records.values()]
-            known = {one.inode for record in records for one in (record.before, *record.afters) if one is not None}
-            known |= {epoch.move.inode for epoch in epochs if epoch.move is not None}
-            for place, found in holding.entries():
-                if displaced.has(place):
-                    alone = stat.S_ISDIR(found.st_mode) or found.st_nlink == 1
-                    if not alone or found.st_ino in known:
-                        inodes[place] = found.st_ino
-                    if not alone:
-                        shared.add(found.st_ino)
-        before = self._brackets.before(early, inodes, displaced, nested=self.any_open)
+        displaced, inodes, shared = Displaced(), _inodes(self._files, epochs), set[int]()
+        if holding is not None and holding.paths:
+            displaced = Displaced(holding.name, {holding.place(slot): path for slot, path in holding.paths.items()})
+            held = {place: found for place, found in holding.entries() if displaced.has(place)}
+            inodes |= {place: found.st_ino for place, found in held.items()}
+            shared = {one.st_ino for one in held.values() if one.st_nlink > 1 and not stat.S_ISDIR(one.st_mode)}
+        before = self._scans.before(early, inodes, displaced, nested=self.any_open)
         if shared:
             before.inodes = {**before.paths_of(shared), **before.inodes}
         self._stamp.start()
@@ -105,12 +97,12 @@ class OpaqueCalls:
     def changes(self, number: int, version: int, early: Sequence[Change]) -> list[Change]:
         """Look at the tree; what changed since a call began. ``early`` had changed before, in a call around it."""
         before, after = self._before[number], self._look(number, version)
-        return _merged(early, self._brackets.changes(before, after))
+        return _merged(early, self._scans.changes(before, after))
 
     def scanned(self, number: int, version: int, early: Sequence[Change]) -> ScannedFiles:
         """What changed, for a history; as `changes` saw it, if it was asked."""
         before, after = self._before[number], self._seen(number, version) or self._look(number, version)
-        return self._brackets.scanned(before, after, _merged(early, self._brackets.changes(before, after)))
+        return self._scans.scanned(before, after, _merged(early, self._scans.changes(before, after)))
 
     def differs(self, number: int, version: int) -> bool:
         """Whether anything is not as it was when a call began, be it the time of a file; as `changes` saw it."""
@@ -119,9 +111,9 @@ class OpaqueCalls:
 
     def _look(self, number: int, version: int) -> After:
         before = self._before[number]
-        after = self._brackets.after(before)
+        after = self._scans.after(before)
         if self.contained:
-            after = self._brackets.disarmed(before, after)
+            after = self._scans.disarmed(before, after)
         self._after[number] = version, after
         return after
 
@@ -134,10 +126,10 @@ class OpaqueCalls:
         """Bring the tree back to where a call began. OSError: it could not be completed, and may be tried again."""
         before, after, tried = self._before[number], self._seen(number, version), self._tried.get(number)
         if after is None or tried is not None:
-            after = self._brackets.after(before)
+            after = self._scans.after(before)
 
         seen = {path for path, _, _ in after.differing} | after.found.excluded.keys() if tried is None else tried
-        after, opened = self._brackets.made_readable(before, after)
+        after, opened = self._scans.made_readable(before, after)
 
         def judge(item: Difference, here: os.stat_result | None) -> bool:
             path, wanted, now = item
@@ -149,7 +141,7 @@ class OpaqueCalls:
         paths = sorted(way.items)
         self._tried[number] = {*paths, *(tried or ())}
         way.copied = lambda old, new: note({"copied": [old, new], "before": number})
-        aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
+        aborted = self._scans.keep(before, after, paths, tool=tool, call_id=call_id)
         done = self._go(way, number, _told(paths, after), aborted, note)
         self._forget(number)
         self._know_again(done.new_inodes)
@@ -185,10 +177,10 @@ class OpaqueCalls:
             LookupError: the store does not have the state before the call.
             OSError: it could not be completed.
         """
-        before = self._brackets.recovered(commit, more)
+        before = self._scans.recovered(commit, more)
         before.know_again(became)
-        after, opened = self._brackets.made_readable(before, self._brackets.after(before))
-        known = self._brackets.kept_states(before, kept)
+        after, opened = self._scans.made_readable(before, self._scans.after(before))
+        known = self._scans.kept_states(before, kept)
         # The stamp is of the system's clock, and the times of files may be of a server's.
         try:
             ahead_ns = clock_ahead_ns(self._files.root)
@@ -201,9 +193,9 @@ class OpaqueCalls:
         if kept is None:  # an earlier try has given directories new times itself
             way.spare_times(limit_ns, opened)
         if kept is None:
-            aborted = self._brackets.keep(before, after, paths, tool=tool, call_id=call_id)
+            aborted = self._scans.keep(before, after, paths, tool=tool, call_id=call_id)
         else:
-            aborted = self._brackets.kept_as(kept)
+            aborted = self._scans.kept_as(kept)
         return self._go(way, number, _told(paths, after), aborted, note)
 
     def _way(
@@ -213,7 +205,7 @@ class OpaqueCalls:
             self._files,
             self._renames,
             hold,
-            self._brackets.store.states,
+            self._scans.store.states,
             before,
             after,
             judge,
@@ -227,7 +219,7 @@ class OpaqueCalls:
         said = way.before.displaced.said
         done.conflicts = {said(path) for path in done.conflicts}
         done.displaced = {said(path): slot for path, slot in done.displaced.items()}
-        self._brackets.sync()
+        self._scans.sync()
         became: Json = [[old, new] for old, new in done.new_inodes.items()]
         note({"undone": number, "became": became, "conflicts": [*done.conflicts], "displaced": {**done.displaced}})
         done.notes[:0] = [*_said(told, aborted), *aborted.notes]

@@ -6,19 +6,16 @@ import json
 import os
 import stat
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
-from typing import cast
+from dataclasses import astuple, dataclass, field, replace
 
 from ringfence.participants import Change
 from ringfence_sandbox.disk.confined import is_reserved
-from ringfence_sandbox.disk.state import Json
 from ringfence_sandbox.scan.scan import Exclusion, ScanResult
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, attributes_from_json, attributes_json
 from ringfence_sandbox.store.commits import PreparedStep
 from ringfence_sandbox.store.entries import Difference, Entry
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.transaction.changes import ChangedFiles, ScannedStates
-from ringfence_sandbox.transaction.hold import Holding
 
 
 def is_only_time(item: Difference) -> bool:
@@ -57,18 +54,15 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """The name of a holding directory, and its slots, each with the path that it is of."""
+    """What typed calls have displaced, by place below a holding directory, each with the path that it is of. A program
+    can reach it, so it is stored and brought back as the tree is."""
 
     holding: str = ""
-    slots: Mapping[int, str] = field(default_factory=dict[int, str])
-
-    @classmethod
-    def by(cls, holding: Holding | None) -> Displaced:
-        return cls(holding.name, {**holding.paths}) if holding is not None and holding.paths else cls()
+    paths: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def has(self, place: str) -> bool:
         """Whether a place in the workspace is one of these, or below one."""
-        return self._slot(place) in self.slots
+        return _slot(place) in self.paths
 
     def hides(self, place: str) -> bool:
         """Whether it is in a holding directory, and none of these."""
@@ -76,23 +70,12 @@ class Displaced:
 
     def said(self, place: str) -> str:
         """A place by the path that it is of."""
-        if not self.has(place):
-            return place
-        below = place.split("/", 2)[2:]
-        return "/".join([self.slots[self._slot(place)], *below])
+        slot = _slot(place)
+        return self.paths[slot] + place[len(slot) :] if slot in self.paths else place
 
-    def _slot(self, place: str) -> int:
-        holding, _, rest = place.partition("/")
-        slot = rest.partition("/")[0]
-        return int(slot) if holding == self.holding and slot.isdecimal() else -1
 
-    def to_json(self) -> Json:
-        return [self.holding, [[slot, path] for slot, path in self.slots.items()]]
-
-    @classmethod
-    def from_json(cls, value: object) -> Displaced:
-        holding, slots = cast("tuple[str, list[tuple[int, str]]]", value)
-        return cls(holding, dict(slots))
+def _slot(place: str) -> str:
+    return "/".join(place.split("/", 2)[:2])
 
 
 @dataclass(slots=True)
@@ -110,9 +93,9 @@ class Before:
     """What those deeds hold, which is in the commit too."""
     attributes: Mapping[str, Attributes] = field(default_factory=dict[str, Attributes])
     """The extended attributes of what has any, by path."""
-    room: int | None = None
+    room: int = 0
     """How many bytes may be kept of what the call makes, should it be taken back: of what the disk had left before the
-    call, which a rollback needs where the tree is on it, too. None: an earlier version began the call."""
+    call, which a rollback needs where the tree is on it, too."""
 
     def inode(self, path: str) -> int | None:
         """The inode at a path; None where it is not known, as may be after a crash."""
@@ -141,25 +124,17 @@ class Before:
 
     def more(self) -> bytes:
         """What the journal is to have besides the commit."""
-        left: Json = {
-            path: [left.reason, left.inode, left.size, left.mtime_ns, left.mode] for path, left in self.left.items()
-        }
-        attributes = attributes_json(self.attributes)
-        inodes: Json = {**self.inodes}
-        displaced = self.displaced.to_json()
-        more = {"left": left, "inodes": inodes, "displaced": displaced, "attributes": attributes, "room": self.room}
+        left = {path: astuple(one) for path, one in self.left.items()}
+        more = [left, self.inodes, astuple(self.displaced), attributes_json(self.attributes), self.room]
         return json.dumps(more).encode()
 
     def with_more(self, more: bytes) -> Before:
         """With what `more` gave."""
-        found = json.loads(more)
-        left = cast("dict[str, tuple[Exclusion, int, int, int, int]]", found["left"])
-        inodes = cast("dict[str, int]", found["inodes"])
-        displaced = Displaced.from_json(found.get("displaced"))
-        rows = {path: Left(*row) for path, row in left.items()}
-        attributes = attributes_from_json(found.get("attributes", {}))
-        room = found.get("room")
-        return replace(self, left=rows, inodes=inodes, displaced=displaced, attributes=attributes, room=room)
+        left, inodes, displaced, attributes, room = json.loads(more)
+        self.left = {path: Left(*row) for path, row in left.items()}
+        self.inodes, self.displaced, self.room = inodes, Displaced(*displaced), room
+        self.attributes = attributes_from_json(attributes)
+        return self
 
 
 @dataclass(slots=True)

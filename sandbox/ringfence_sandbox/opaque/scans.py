@@ -1,6 +1,6 @@
 """Opaque calls, which change files unseen: the tree is looked through before and after, and what differs is the call's.
 
-`Brackets` keeps states: the one before, whole and with all bytes, and the one that a rollback is about to take away.
+`Scans` keeps states: the one before, whole and with all bytes, and the one that a rollback is about to take away.
 `tree_rollback` brings the tree from one to the other.
 """
 
@@ -39,7 +39,7 @@ _NAMES_BYTES = 1 << 14
 _LOOKING = stat.S_IRUSR | stat.S_IXUSR
 
 
-class Brackets:
+class Scans:
     """The states around opaque calls, in the store of a workspace."""
 
     def __init__(self, files: Confined, history: StepHistory, *, power: bool) -> None:
@@ -65,7 +65,7 @@ class Brackets:
         """
         history, store = self.history, self.store
         prepared = None
-        if not nested and early is None and not displaced.slots:
+        if not nested and early is None and not displaced.paths:
             found = history.take_in()
         else:
             found = self._scan(store.tip, displaced)
@@ -89,7 +89,7 @@ class Brackets:
             inodes,
             displaced,
             attributes,
-            room=self._room_now(),
+            room=free_bytes(store.folder) // 4,
         )
 
     def _scan(
@@ -105,12 +105,6 @@ class Brackets:
             for path in [path for path in known if displaced.hides(path) and path != displaced.holding]:
                 del known[path]
         return found
-
-    def _room(self, before: Before) -> int:
-        return self._room_now() if before.room is None else before.room
-
-    def _room_now(self) -> int:
-        return free_bytes(self.store.folder) // 4
 
     def _left(self, path: str, reason: Exclusion, stamp: Stamp | None) -> Left:
         here = self._look(path)
@@ -157,7 +151,7 @@ class Brackets:
         rolled back like all else.
         """
         self._keep_root_open(before.commit)
-        keeper = _Keeper(self.store, self._room(before))
+        keeper = _Keeper(self.store, before.room)
         found = self._scan(before.commit, before.displaced, keeper.keep, self._hidden_before(before))
         keeper.flush()
         differing = sorted(self._differing(before, found), key=lambda one: one.path)
@@ -278,10 +272,8 @@ class Brackets:
         here = self._look(path)
         if here is None:
             return None
-        mode = stat.S_IMODE(here.st_mode)
-        return (
-            FileVersion("directory", mode, 0) if stat.S_ISDIR(here.st_mode) else FileVersion("file", mode, here.st_size)
-        )
+        kind, size = ("directory", 0) if stat.S_ISDIR(here.st_mode) else ("file", here.st_size)
+        return FileVersion(kind, stat.S_IMODE(here.st_mode), size)
 
     def _version(self, entry: Entry | None, stamp: Stamp | None) -> FileVersion | None:
         try:
@@ -335,7 +327,7 @@ class Brackets:
         ]
         if all(is_only_time(item) for item in after.differing if item.path in states):
             return Aborted(None, None, tuple(notes))
-        if self._room(before) < _NAMES_BYTES:
+        if before.room < _NAMES_BYTES:
             return Aborted(None, None, (*notes, "the changes that were rolled back were not kept, for want of space"))
         commit = name = None
         with noting_failure(notes):
