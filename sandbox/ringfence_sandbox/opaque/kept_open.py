@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -30,9 +30,9 @@ class KeptOpen:
         """The inodes of copies that were made."""
         self._files: dict[int, int] = {}
 
-    def open(self, files: Confined, left: Iterable[tuple[str, Left]]) -> None:
+    def open(self, files: Confined, left: Mapping[str, Left]) -> None:
         """Open those among what a scan has left out. Never fails: what cannot be opened is not kept."""
-        for path, one in left:
+        for path, one in left.items():
             if one.reason != "too large" or one.inode in self._files or len(self._files) == MOST_OPEN:
                 continue
             with suppress(OSError), files.parent(path) as (at, name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ringfence.participants import Change
 from ringfence_sandbox.disk.confined import Confined, is_reserved
@@ -28,6 +29,22 @@ MOST_LISTED = 20
 """Paths in a note; the rest is counted."""
 
 
+@dataclass(slots=True)
+class _Call:
+    """One that is open."""
+
+    before: Before
+    kept_open: KeptOpen = field(default_factory=KeptOpen)
+    seen: tuple[int, After] | None = None
+    """What the last look at the tree found, with the version of the workspace that was looked at."""
+    tried: set[str] | None = None
+    """The paths of the call, once a way back was begun."""
+
+    def seen_at(self, version: int) -> After | None:
+        """What a look at the tree has found, unless calls have gone on since."""
+        return self.seen[1] if self.seen is not None and self.seen[0] == version else None
+
+
 class OpaqueCalls:
     """What is known of them, and the rollback of each."""
 
@@ -36,17 +53,13 @@ class OpaqueCalls:
         self._renames = renames
         self._scans = scans
         self._stamp = stamp
-        self._before: dict[int, Before] = {}
-        self._after: dict[int, tuple[int, After]] = {}
-        """With the version of the workspace that was looked at."""
-        self._tried: dict[int, set[str]] = {}
-        self._open: dict[int, KeptOpen] = {}
+        self._calls: dict[int, _Call] = {}
         self.contained = False
         """Whether a command that is to get nobody's rights ran in one of these calls."""
 
     @property
     def any_open(self) -> bool:
-        return bool(self._before)
+        return bool(self._calls)
 
     @property
     def stamp(self) -> int:
@@ -70,9 +83,8 @@ class OpaqueCalls:
     def begun(self, number: int, before: Before) -> None:
         """The journal has the record that a call begins with."""
         self._stamp.begun()
-        self._before[number] = before
-        self._open[number] = kept = KeptOpen()
-        kept.open(self._files, before.left.items())
+        self._calls[number] = _Call(before)
+        self._calls[number].kept_open.open(self._files, before.left)
 
     def sealed(self) -> None:
         """The outermost call has ended all its programs. What changes from now on is somebody else's."""
@@ -83,51 +95,41 @@ class OpaqueCalls:
         self._forget(-1)
 
     def _forget(self, down_to: int) -> None:
-        self._after.clear()
-        for seq, kept in self._open.items():
-            if seq >= down_to:
-                kept.close()
-        for known in (self._before, self._tried, self._open):
-            for seq in [seq for seq in known if seq >= down_to]:
-                del known[seq]
-        if not self._before:
+        for number in [number for number in self._calls if number >= down_to]:
+            self._calls.pop(number).kept_open.close()
+        if not self._calls:
             self._stamp.stop()
             self.contained = False
 
     def changes(self, number: int, version: int, early: Sequence[Change]) -> list[Change]:
         """Look at the tree; what changed since a call began. ``early`` had changed before, in a call around it."""
-        before, after = self._before[number], self._look(number, version)
-        return _merged(early, self._scans.changes(before, after))
+        after = self._look(number, version)
+        return _merged(early, self._scans.changes(self._calls[number].before, after))
 
     def scanned(self, number: int, version: int, early: Sequence[Change]) -> ScannedFiles:
         """What changed, for a history; as `changes` saw it, if it was asked."""
-        before, after = self._before[number], self._seen(number, version) or self._look(number, version)
+        before, after = self._calls[number].before, self._calls[number].seen_at(version) or self._look(number, version)
         return self._scans.scanned(before, after, _merged(early, self._scans.changes(before, after)))
 
     def differs(self, number: int, version: int) -> bool:
         """Whether anything is not as it was when a call began, be it the time of a file; as `changes` saw it."""
-        after = self._seen(number, version)
+        after = self._calls[number].seen_at(version)
         return after is None or not all(map(is_only_time, after.differing))
 
     def _look(self, number: int, version: int) -> After:
-        before = self._before[number]
-        after = self._scans.after(before)
+        call = self._calls[number]
+        after = self._scans.after(call.before)
         if self.contained:
-            after = self._scans.disarmed(before, after)
-        self._after[number] = version, after
+            after = self._scans.disarmed(call.before, after)
+        call.seen = version, after
         return after
-
-    def _seen(self, number: int, version: int) -> After | None:
-        """What a look at the tree has found, unless calls have gone on since."""
-        last, after = self._after.get(number, (-1, None))
-        return after if last == version else None
 
     def roll_back(self, number: int, version: int, hold: Hold, note: Note, *, tool: str, call_id: str) -> RestoreReport:
         """Bring the tree back to where a call began. OSError: it could not be completed, and may be tried again."""
-        before, after, tried = self._before[number], self._seen(number, version), self._tried.get(number)
+        call = self._calls[number]
+        before, after, tried = call.before, call.seen_at(version), call.tried
         if after is None or tried is not None:
             after = self._scans.after(before)
-
         seen = {path for path, _, _ in after.differing} | after.found.excluded.keys() if tried is None else tried
         after, opened = self._scans.made_readable(before, after)
 
@@ -137,24 +139,18 @@ class OpaqueCalls:
             by_trying = tried is not None and is_directory(wanted) and (now is None or is_directory(now))
             return path in seen or below_opened or by_trying
 
-        way = self._way(before, after, judge, hold, self._open.get(number))
-        paths = sorted(way.items)
-        self._tried[number] = {*paths, *(tried or ())}
+        way = TreeRollback(
+            self._files, self._renames, hold, self._scans.store.states, before, after, judge, call.kept_open
+        )
+        call.tried = {*way.items, *(tried or ())}
         way.copied = lambda old, new: note({"copied": [old, new], "before": number})
-        aborted = self._scans.keep(before, after, paths, tool=tool, call_id=call_id)
-        done = self._go(way, number, _told(paths, after), aborted, note)
+        done = self._go(way, number, note, self._scans.keep(before, after, way.items, tool=tool, call_id=call_id))
         self._forget(number)
-        self._know_again(done.new_inodes)
+        for outer in self._calls.values():
+            outer.before.know_again(done.new_inodes)
+            outer.kept_open.let_go(done.new_inodes)
+            outer.kept_open.open(self._files, outer.before.left)
         return done
-
-    def _know_again(self, became: Mapping[int, int]) -> None:
-        """The calls that are still open know the files again that had to become others."""
-        for seq, before in self._before.items():
-            copied = any(left.inode in became for left in before.left.values())
-            before.know_again(became)
-            if copied:
-                self._open[seq].let_go(became)
-                self._open[seq].open(self._files, before.left.items())
 
     def recover(
         self,
@@ -180,40 +176,27 @@ class OpaqueCalls:
         before = self._scans.recovered(commit, more)
         before.know_again(became)
         after, opened = self._scans.made_readable(before, self._scans.after(before))
-        known = self._scans.kept_states(before, kept)
         # The stamp is of the system's clock, and the times of files may be of a server's.
         try:
             ahead_ns = clock_ahead_ns(self._files.root)
         except OSError:
             ahead_ns = clock_ahead_ns(hold.make().descriptor, "clock")
         limit_ns = Heartbeat.last_ns(stamp_path) + ahead_ns + GRACE_NS
-        judge = _ended(self._files, limit_ns, known, opened)
-        way = self._way(before, after, judge, hold)
-        paths = sorted(way.items)
+        judge = _ended(self._files, limit_ns, self._scans.kept_states(before, kept), opened)
+        way = TreeRollback(self._files, self._renames, hold, self._scans.store.states, before, after, judge, KeptOpen())
         if kept is None:  # an earlier try has given directories new times itself
             way.spare_times(limit_ns, opened)
-        if kept is None:
-            aborted = self._scans.keep(before, after, paths, tool=tool, call_id=call_id)
+            aborted = self._scans.keep(before, after, way.items, tool=tool, call_id=call_id)
         else:
             aborted = self._scans.kept_as(kept)
-        return self._go(way, number, _told(paths, after), aborted, note)
+        return self._go(way, number, note, aborted)
 
-    def _way(
-        self, before: Before, after: After, judge: Judge, hold: Hold, kept_open: KeptOpen | None = None
-    ) -> TreeRollback:
-        return TreeRollback(
-            self._files,
-            self._renames,
-            hold,
-            self._scans.store.states,
-            before,
-            after,
-            judge,
-            kept_open=kept_open or KeptOpen(),
-        )
-
-    def _go(self, way: TreeRollback, number: int, told: Sequence[str], aborted: Aborted, note: Note) -> RestoreReport:
-        told = [path for path in told if not is_reserved(path)]
+    def _go(self, way: TreeRollback, number: int, note: Note, aborted: Aborted) -> RestoreReport:
+        told = [
+            path or "the root"
+            for path, item in sorted(way.items.items())
+            if not is_only_time(item) and not is_reserved(path)
+        ]
         note({"taking back": number, "kept": aborted.commit})
         done = way.run()
         said = way.before.displaced.said
@@ -268,12 +251,6 @@ def _merged(early: Sequence[Change], late: Sequence[Change]) -> list[Change]:
         before = found[change.path].before if change.path in found else change.before
         found[change.path] = Change(change.path, before, change.after)
     return [found[path] for path in sorted(found) if found[path].before != found[path].after]
-
-
-def _told(paths: Sequence[str], after: After) -> list[str]:
-    """Of the paths that are taken back, those that somebody wants to hear of."""
-    silent = {item.path for item in after.differing if is_only_time(item)}
-    return [path or "the root" for path in paths if path not in silent]
 
 
 def _said(listed: Sequence[str], aborted: Aborted) -> list[str]:

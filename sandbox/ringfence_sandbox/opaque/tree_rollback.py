@@ -32,9 +32,7 @@ Judge = Callable[[Difference, os.stat_result | None], bool]
 class TreeRollback:
     """One way back, from the state `after` to the state `before`.
 
-    ``items`` are to be brought back, by path. What somebody else changed is a conflict, and left alone. What no scan
-    took in, and where somebody else's is now, ``stays`` at the place to which the call has moved it: there is no other
-    copy.
+    ``items`` are to be brought back, by path. What somebody else changed is a conflict, and left alone.
     """
 
     def __init__(
@@ -46,7 +44,6 @@ class TreeRollback:
         before: Before,
         after: After,
         judge: Judge,
-        *,
         kept_open: KeptOpen,
     ) -> None:
         self.items: dict[str, Difference] = {}
@@ -61,7 +58,6 @@ class TreeRollback:
         self._kept_open = kept_open
         self._modes: set[str] = set()
         """Paths that no scan took in, of which the permission bits are to be brought back."""
-        self._stays: dict[str, str] = {}
         self._times_ns: dict[str, int] = {}
         """Of directories that somebody else has changed, the time that stays."""
         self._names: dict[int, list[str]] = {}
@@ -71,7 +67,6 @@ class TreeRollback:
         )
         self._report = self._restore.report
         self._choose()
-        self._let_stay()
 
     # -- what is to be brought back
 
@@ -130,19 +125,6 @@ class TreeRollback:
     def _stamp_before(self, path: str) -> Stamp | None:
         folder, _, name = path.rpartition("/")
         return self.before.stamps.get(path) or self.before.known.get(folder, {}).get(name)
-
-    def _let_stay(self) -> None:
-        conflicts, stamps = self._report.conflicts, self._after.stamps
-        moved = {stamps[path][0]: path for path in self._after.found.excluded if path in stamps}
-        for path, left in self.before.left.items():
-            place = moved.get(left.inode)
-            if place is None or place not in self.items or conflicts.isdisjoint({path, *directories_above(path)}):
-                continue
-            here = self._files.look(place)
-            if here is not None and left.fits(here):
-                del self.items[place]
-                conflicts.add(path)
-                self._stays[path] = place
 
     def spare_times(self, limit_ns: int, ctimes_ns: Mapping[str, int]) -> None:
         """Have directories that were changed after a moment keep the time of that: somebody else did. ``ctimes_ns`` are
@@ -228,6 +210,8 @@ class TreeRollback:
             ):
                 found[path] = inode
         for path, left in self.before.left.items():
+            if left.reason == "hidden" and path not in self.items and self._files.look(path) is not None:
+                continue  # saved anew
             for place in [*at.get(left.inode, ()), *held.get(left.inode, ())]:
                 here = self._files.look(place)
                 if place != path and here is not None and left.fits(here):
@@ -367,13 +351,11 @@ class TreeRollback:
                 self._say_not_back(path, left, "was changed, and stays so")
             if path in self._modes:
                 self._note(f"{path} has its permissions again")
-        elif path in self._stays:
-            self._note(f"{path} stays at {self._stays[path]}: somebody else's is in its place")
         elif here is not None and left.is_at(here):
             self._note(f"{path} is back in its place")
         elif left.reason == "hidden" and here is not None:
             self._say_not_back(path, left, "was saved anew, and stays so")
-        elif path not in self._report.displaced:
+        elif path not in self._report.displaced.keys() | self._report.moved.keys():
             self._say_not_back(path, left, "is gone, and cannot be brought back")
 
     def _say_not_back(self, path: str, left: Left, what: str) -> None:

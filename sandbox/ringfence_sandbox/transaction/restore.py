@@ -29,6 +29,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.disk.confined import UNREACHABLE, Confined, read_file
 from ringfence_sandbox.disk.kernel import Renames, failpoint, lstat, set_mode
 from ringfence_sandbox.disk.state import Json, State
@@ -414,13 +415,14 @@ class _EpochRestore:
         return before is not None and bool(self._held.get(before.inode))
 
     def _let_moved_stay(self) -> None:
-        """What the call has moved from a path that somebody else has taken stays where it is."""
+        """What the call has moved from a path that somebody else has taken, or a directory above, stays where it is."""
         for path, record in self._records.items():
-            if path in self.report.conflicts and record.before is not None:
-                for place in self._own_paths.get(record.before.inode, ()):
-                    if self._records[place].before is None:
-                        del self._to_restore[place]
-                        self.report.moved[path] = place
+            if record.before is None or self.report.conflicts.isdisjoint((path, *directories_above(path))):
+                continue
+            for place in self._own_paths.get(record.before.inode, ()):
+                if self._records[place].before is None and self._to_restore.pop(place, None) is not None:
+                    self._restore.conflict(path)
+                    self.report.moved[path] = place
 
     # -- 2. remove
 
