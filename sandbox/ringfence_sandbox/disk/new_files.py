@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 
 from ringfence_sandbox.disk.confined import open_file, read_file
@@ -41,6 +43,20 @@ def copy_and_append(at: int, name: str, place: str, descriptor: int, more: bytes
         return None
     finally:
         os.close(original)
+
+
+def data_ranges(descriptor: int) -> Iterator[tuple[int, int]]:
+    """From where to where a file has bytes: between are holes, which are in no block."""
+    end = 0
+    while True:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # there are no more
+                return
+            raise
+        end = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield start, end
 
 
 def copy_attributes(descriptor: int, at: int, name: str, found: os.stat_result, mode: int | None) -> os.stat_result:

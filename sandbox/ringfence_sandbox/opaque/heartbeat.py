@@ -10,7 +10,7 @@ import os
 import struct
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from ringfence_sandbox.disk.places import not_written
 from ringfence_sandbox.transaction.recovery import RUNS
@@ -35,21 +35,17 @@ class Heartbeat:
         """OSError where the file cannot be written. It has been stamped once when this returns."""
         if self._running is not None:
             return
-        try:
-            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise not_written(error, self._path) from error
-        try:
+        with ExitStack() as opened:
             try:
+                file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                opened.callback(os.close, file)
                 self._stamp(file)
             except OSError as error:
                 raise not_written(error, self._path) from error
             stopped = threading.Event()
             thread = threading.Thread(target=self._run, args=(file, stopped), name="ringfence stamp", daemon=True)
             thread.start()
-        except BaseException:
-            os.close(file)
-            raise
+            opened.pop_all()
         self._running = thread, stopped
         self.descriptor = file
 

@@ -3,15 +3,15 @@ a second name that the call could see. What it writes into them is not held off,
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import failpoint
+from ringfence_sandbox.disk.new_files import data_ranges
 from ringfence_sandbox.opaque.states import Left
 from ringfence_sandbox.scan.stat_cache import attributes_of
 from ringfence_sandbox.steps.metadata import apply_metadata
@@ -67,7 +67,7 @@ class KeptOpen:
             return slot
         copy = holding.create(slot)
         try:
-            for start, end in _written(descriptor):
+            for start, end in data_ranges(descriptor):
                 at = start
                 while at < end and (count := os.copy_file_range(descriptor, copy, end - at, at, at)):
                     at += count
@@ -87,17 +87,3 @@ class KeptOpen:
         self.became[left.inode] = os.fstat(copy).st_ino
         os.close(descriptor)
         return slot
-
-
-def _written(descriptor: int) -> Iterator[tuple[int, int]]:
-    """From where to where a file has bytes: between are holes, for which there may be no room."""
-    end = 0
-    while True:
-        try:
-            start = os.lseek(descriptor, end, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # there are no more
-                return
-            raise
-        end = os.lseek(descriptor, start, os.SEEK_HOLE)
-        yield start, end

@@ -58,7 +58,7 @@ class Scans:
 
         What differs from the newest commit is somebody else's, and becomes one. ``early`` is what typed calls around
         this one have changed so far; with ``nested`` there is an opaque one among those. ``inodes`` are those that the
-        deeds so far are about, and ``displaced`` is what they hold.
+        undo log so far is about, and ``displaced`` is what it may bring back.
 
         Raises:
             OSError: the tree cannot be read, or the store not be written.
@@ -99,7 +99,7 @@ class Scans:
         keep: Callable[[bytes], str] | None = None,
         hides: Hides | None = None,
     ) -> ScanResult:
-        """What differs from a commit, in the tree and in what deeds hold."""
+        """What differs from a commit, in the tree and in what is displaced."""
         found = self.history.scan(commit, keep, also=displaced.holding, hides=hides)
         for known in (found.changes, found.excluded):
             for path in [path for path in known if displaced.hides(path) and path != displaced.holding]:

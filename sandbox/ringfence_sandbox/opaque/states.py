@@ -88,9 +88,9 @@ class Before:
     stamps: Mapping[str, Stamp] = field(default_factory=dict[str, Stamp])
     left: Mapping[str, Left] = field(default_factory=dict[str, Left])
     inodes: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Of what deeds before the call are about, and of other names of what they hold, by path."""
+    """Of what the undo log before the call is about, and of other names of what is displaced, by path."""
     displaced: Displaced = Displaced()
-    """What those deeds hold, which is in the commit too."""
+    """What typed calls before it have displaced, which is in the commit too."""
     attributes: Mapping[str, Attributes] = field(default_factory=dict[str, Attributes])
     """The extended attributes of what has any, by path."""
     room: int = 0

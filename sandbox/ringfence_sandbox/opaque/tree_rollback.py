@@ -204,14 +204,15 @@ class TreeRollback:
             inode = self.before.inode(path)
             if wanted is None or is_directory(wanted) or inode is None or path in at.get(inode, ()):
                 continue
-            places = [self.items[place].after for place in at.get(inode, ())]
-            if any(one is not None and (one.kind, one.oid) == (wanted.kind, wanted.oid) for one in places) or (
-                inode in held and self._content(held[inode][0]) == wanted.oid
-            ):
+            moved = {(one.kind, one.oid) for place in at.get(inode, ()) if (one := self.items[place].after) is not None}
+            if moved == {(wanted.kind, wanted.oid)} or (
+                inode in held and not moved and self._content(held[inode][0]) == wanted.oid
+            ):  # in a subvolume of btrfs another file may have this number
                 found[path] = inode
         for path, left in self.before.left.items():
-            if left.reason == "hidden" and path not in self.items and self._files.look(path) is not None:
-                continue  # saved anew
+            saved = left.reason == "hidden" and path not in self.items and self._files.look(path) is not None
+            if saved or left.reason == "mounted":  # a mount stays where it was moved to
+                continue
             for place in [*at.get(left.inode, ()), *held.get(left.inode, ())]:
                 here = self._files.look(place)
                 if place != path and here is not None and left.fits(here):
@@ -259,9 +260,9 @@ class TreeRollback:
         descriptor = holding.create(slot)
         try:
             write_all(descriptor, content)
-            self._give_attributes(descriptor, path)  # while it may be written
+            self._give_attributes(holding.descriptor, str(slot), path)  # while it may be written
             self._dress(holding.descriptor, str(slot), wanted, path)
-            self._give_attributes(descriptor, path)  # a new owner may have cost some
+            self._give_attributes(holding.descriptor, str(slot), path)  # a new owner may have cost some
         except OSError:
             holding.discard(slot)  # there is not much room, perhaps
             raise
@@ -301,38 +302,27 @@ class TreeRollback:
         if path in self._times_ns:
             wanted = replace(wanted, meta=replace(wanted.meta, mtime_ns=self._times_ns[path]))
         with self._files.parent(path) as (at, name):
-            self._attributes_at(at, name, path)  # first: what is dressed already is not looked at again
+            if path in self.items:
+                self._give_attributes(at, name, path)
             self._dress(at, name, wanted, path)
 
     def _dress(self, at: int, name: str, wanted: Entry, path: str) -> None:
         if not apply_metadata(at, name, wanted.meta):
             self._note(f"{path} has another owner than before, which only root can bring back")
 
-    def _attributes_at(self, at: int, name: str, path: str) -> None:
-        """`_give_attributes` to a file or directory that is there, if it was chosen: it may be another one than before
-        and have its inode's number."""
-        if path not in self.items or stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode):
-            return
-        try:
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
-        except PermissionError:  # the call has made it unreadable, or it was before
-            return
-        try:
-            self._give_attributes(descriptor, path)
-        finally:
-            os.close(descriptor)
-
-    def _give_attributes(self, descriptor: int, path: str) -> None:
-        """Give what is made anew for a path the extended attributes that the one there had, and no others."""
-        has, wanted = attributes_of(descriptor), self.before.attributes.get(path, {})
+    def _give_attributes(self, at: int, name: str, path: str) -> None:
+        """Give what is there the extended attributes that the path had, and no others: it may have been made anew, or
+        have the inode's number of another one that is gone."""
+        target = f"/proc/self/fd/{at}/{name}"
+        has, wanted = attributes_of(target), self.before.attributes.get(path, {})
         if has == wanted:
             return
         failpoint("setxattr")
         try:
             for attribute in has.keys() - wanted.keys():  # of the directory's default ACL, say
-                os.removexattr(descriptor, attribute)
-            for attribute, value in wanted.items():
-                os.setxattr(descriptor, attribute, value)
+                os.removexattr(target, attribute, follow_symlinks=False)
+            for attribute, value in sorted(wanted.items(), reverse=True):  # an ACL of the system may take rights away
+                os.setxattr(target, attribute, value, follow_symlinks=False)
         except OSError:  # some are only root's to give
             self._note(f"{path} has not all of its extended attributes, which only root can bring back")
 

@@ -43,11 +43,13 @@ def is_settled(status: os.stat_result, clock_ns: int) -> bool:
     return status.st_ctime_ns < clock_ns - tick
 
 
-def attributes_of(descriptor: int) -> Attributes:
-    """The extended attributes of an open file or directory; none where its filesystem has none."""
+def attributes_of(target: int | str) -> Attributes:
+    """The extended attributes of an open file or directory, or of what is at a path; none where its filesystem has
+    none."""
+    follow = isinstance(target, int)  # a link is one itself
     try:
-        names = os.listxattr(descriptor)
-        return {name: os.getxattr(descriptor, name) for name in names if name not in _OF_THE_SYSTEM} if names else {}
+        names = set(os.listxattr(target, follow_symlinks=follow)) - _OF_THE_SYSTEM
+        return {name: os.getxattr(target, name, follow_symlinks=follow) for name in names}
     except OSError:
         return {}
 

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
+from ringfence_sandbox.disk.new_files import data_ranges
 from ringfence_sandbox.scan.stat_cache import Attributes, attributes_of, stamp_of
 
 _NOATIME = getattr(os, "O_NOATIME", 0)
@@ -17,15 +18,9 @@ _ATTEMPTS = 3
 
 def hole_bytes(parent: int, name: str, size: int) -> int:
     """The bytes of a file that are in no block. (Fewer blocks than bytes may also be a filesystem that compresses.)"""
-    holes = at = 0
-    # What cannot be opened is reported where it is read; the end is an error where a hole is the last.
     with suppress(OSError), closing(open_at(name, parent, _FILE)) as descriptor:
-        while at < size:
-            hole = os.lseek(descriptor, at, os.SEEK_HOLE)
-            holes += size - hole
-            at = os.lseek(descriptor, hole, os.SEEK_DATA) if hole < size else size
-            holes -= size - at
-    return holes
+        return max(0, size - sum(end - start for start, end in data_ranges(descriptor)))
+    return 0  # what cannot be opened is reported where it is read
 
 
 @contextmanager
