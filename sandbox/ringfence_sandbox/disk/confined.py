@@ -152,6 +152,16 @@ class Confined:
         with self.parent(place) as (directory, name):
             return os.readlink(name, dir_fd=directory)
 
+    def read_content(self, place: str) -> bytes:
+        """All bytes of the regular file at a resolved path, or the target of the symlink. OSError for anything else."""
+        with self.parent(place) as (directory, name):
+            try:
+                return os.fsencode(os.readlink(name, dir_fd=directory))
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # no link
+                    raise
+            return read_file(directory, name, place)[0]
+
     def read_file(self, place: str) -> tuple[bytes, os.stat_result]:
         """All bytes of the regular file at a resolved path, and its stat. OSError for anything else there."""
         with self.parent(place) as (directory, name):

@@ -185,14 +185,11 @@ class Scans:
     def made_readable(self, before: Before, after: After) -> tuple[After, dict[str, int]]:
         """Look again, where a call took away the permission to; the ctimes of what permission was given to."""
         opened: dict[str, int] = {}
-        while True:
-            new = [
-                path
-                for path, reason in after.found.excluded.items()
-                if reason == "unreadable" and path not in before.left and path not in opened
-            ]
-            if not new:
-                return after, opened
+        while new := [
+            path
+            for path, reason in after.found.excluded.items()
+            if reason == "unreadable" and path not in before.left and path not in opened
+        ]:
             for path in new:
                 with self._files.parent(path) as (at, name):
                     here = os.lstat(name, dir_fd=at)
@@ -200,6 +197,7 @@ class Scans:
                     with suppress(PermissionError):
                         set_mode(at, name, stat.S_IMODE(here.st_mode) | stat.S_IRWXU)
             after = self.after(before)
+        return after, opened
 
     def disarmed(self, before: Before, after: After) -> After:
         """A program that runs as its owner, and has other bytes now, runs so no more. A write takes that bit away by
@@ -243,24 +241,22 @@ class Scans:
     def changes(self, before: Before, after: After) -> list[Change]:
         """What a call changed, by path: bytes, kinds, permission bits and link targets."""
         found: dict[str, Change] = {}
-        for path, old, now in after.differing:
-            if path not in before.left and not is_reserved(path) and (now is None or not now.same_content(old)):
-                found[path] = Change(path, self._version(old, None), self._version(now, after.stamps.get(path)))
+        for item in after.differing:
+            path = item.path
+            if path not in before.left and item.changes_content:
+                now = self._version(item.after, after.stamps.get(path))
+                found[path] = Change(path, self._version(item.before, None), now)
         for path in after.found.excluded.keys() - before.left.keys():
-            if is_reserved(path):
-                continue
             was = found[path].before if path in found else None
             found[path] = Change(path, was, self._unread(path))
         read = {path: now for path, _, now in after.differing if path in before.left and now is not None}
         for path, left in before.left.items():
             here = self._look(path)
-            if is_reserved(path):
-                continue
             if here is None or not (left.fits(here) and left.has_mode(here)):
                 was = FileVersion("file", stat.S_IMODE(max(left.mode, 0)), left.size)
                 now = self._version(read[path], after.stamps.get(path)) if path in read else self._unread(path)
                 found[path] = Change(path, was, now)
-        return [found[path] for path in sorted(found)]
+        return [found[path] for path in sorted(found) if not is_reserved(path)]
 
     def _look(self, path: str) -> os.stat_result | None:
         try:
@@ -297,9 +293,7 @@ class Scans:
         return self.store.objects.has(bytes.fromhex(oid))
 
     def _read_again(self, path: str, oid: str) -> bytes:
-        here = self._files.look(path)
-        is_link = here is not None and stat.S_ISLNK(here.st_mode)
-        content = os.fsencode(self._files.read_link(path)) if is_link else self._files.read_file(path)[0]
+        content = self._files.read_content(path)
         if blob_id(content) != oid:
             raise OSError(f"{path} was changed while the call was being recorded")
         return content

@@ -222,11 +222,8 @@ class TreeRollback:
 
     def _content(self, place: str) -> str | None:
         """The git object id of what a file has, or a link; None for what is neither, or may not be read."""
-        here = self._files.look(place)
-        if here is not None and stat.S_ISLNK(here.st_mode):
-            return blob_id(os.fsencode(self._files.read_link(place)))
         try:
-            return blob_id(self._files.read_file(place)[0])
+            return blob_id(self._files.read_content(place))
         except OSError:
             return None
 
