@@ -12,7 +12,7 @@ from dataclasses import replace
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import failpoint
 from ringfence_sandbox.disk.new_files import data_ranges
-from ringfence_sandbox.opaque.states import Left
+from ringfence_sandbox.opaque.states import ExcludedFile
 from ringfence_sandbox.scan.stat_cache import attributes_of
 from ringfence_sandbox.steps.metadata import apply_metadata
 from ringfence_sandbox.store.entries import Meta
@@ -30,7 +30,7 @@ class KeptOpen:
         """The inodes of copies that were made."""
         self._files: dict[int, int] = {}
 
-    def open(self, files: Confined, left: Mapping[str, Left]) -> None:
+    def open(self, files: Confined, left: Mapping[str, ExcludedFile]) -> None:
         """Open those among what a scan has left out. Never fails: what cannot be opened is not kept."""
         for path, one in left.items():
             if one.reason != "too large" or one.inode in self._files or len(self._files) == MOST_OPEN:
@@ -42,7 +42,7 @@ class KeptOpen:
                 else:
                     os.close(descriptor)
 
-    def let_go(self, inodes: Iterable[int]) -> None:
+    def release(self, inodes: Iterable[int]) -> None:
         for inode in self._files.keys() & {*inodes}:
             os.close(self._files.pop(inode))
 
@@ -50,12 +50,12 @@ class KeptOpen:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def has(self, left: Left) -> bool:
+    def has(self, left: ExcludedFile) -> bool:
         """Whether the file is open, and as it was; of one that was copied, the copy."""
         now = replace(left, inode=self.became.get(left.inode, left.inode))
         return left.inode in self._files and now.fits(os.fstat(self._files[left.inode]))
 
-    def brought_back(self, left: Left, holding: Holding) -> int:
+    def brought_back(self, left: ExcludedFile, holding: Holding) -> int:
         """A slot that has the file again: by a name, where it has another one still, or a copy. OSError: there is no
         space for that, say."""
         descriptor = self._files[left.inode]

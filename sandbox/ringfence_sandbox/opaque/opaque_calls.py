@@ -148,7 +148,7 @@ class OpaqueCalls:
         self._forget(number)
         for outer in self._calls.values():
             outer.before.know_again(done.new_inodes)
-            outer.kept_open.let_go(done.new_inodes)
+            outer.kept_open.release(done.new_inodes)
             outer.kept_open.open(self._files, outer.before.left)
         return done
 
@@ -199,13 +199,13 @@ class OpaqueCalls:
         ]
         note({"taking back": number, "kept": aborted.commit})
         done = way.run()
-        said = way.before.displaced.said
-        done.conflicts = {said(path) for path in done.conflicts}
-        done.displaced = {said(path): slot for path, slot in done.displaced.items()}
+        path_of = way.before.displaced.path_of
+        done.conflicts = {path_of(path) for path in done.conflicts}
+        done.displaced = {path_of(path): slot for path, slot in done.displaced.items()}
         self._scans.sync()
         became: Json = [[old, new] for old, new in done.new_inodes.items()]
         note({"undone": number, "became": became, "conflicts": [*done.conflicts], "displaced": {**done.displaced}})
-        done.notes[:0] = [*_said(told, aborted), *aborted.notes]
+        done.notes[:0] = [*_rollback_notes(told, aborted), *aborted.notes]
         return done
 
 
@@ -253,7 +253,7 @@ def _merged(early: Sequence[Change], late: Sequence[Change]) -> list[Change]:
     return [found[path] for path in sorted(found) if found[path].before != found[path].after]
 
 
-def _said(listed: Sequence[str], aborted: Aborted) -> list[str]:
+def _rollback_notes(listed: Sequence[str], aborted: Aborted) -> list[str]:
     if not listed:
         return []
     more = f" and {len(listed) - MOST_LISTED} more" if len(listed) > MOST_LISTED else ""

@@ -17,7 +17,7 @@ from typing import TypeGuard
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.disk.confined import Confined, is_reserved, open_file, sha256_of
 from ringfence_sandbox.disk.kernel import free_bytes, set_mode, sync_filesystem
-from ringfence_sandbox.opaque.states import Aborted, After, Before, Displaced, Left, ScannedFiles, is_only_time
+from ringfence_sandbox.opaque.states import Aborted, After, Before, Displaced, ExcludedFile, ScannedFiles, is_only_time
 from ringfence_sandbox.scan.scan import Exclusion, Hides, ScanResult
 from ringfence_sandbox.scan.stat_cache import Stamp
 from ringfence_sandbox.steps.aborted_calls import keep_commit
@@ -71,7 +71,7 @@ class Scans:
             found = self._scan(store.tip, displaced)
             states: dict[str, Entry | Pending | None] = {**found.known()}
             if not nested:
-                states = self._publish_theirs(early, found, states)
+                states = self._publish_external(early, found, states)
             if states:
                 info = CommitInfo("external", datetime.now(UTC), title="before an opaque call in a call")
                 unknown = _unknown(found)
@@ -85,7 +85,7 @@ class Scans:
             prepared,
             history.known(commit),
             found.stamps,
-            {path: self._left(path, reason, found.stamps.get(path)) for path, reason in found.excluded.items()},
+            {path: self._excluded(path, reason, found.stamps.get(path)) for path, reason in found.excluded.items()},
             inodes,
             displaced,
             attributes,
@@ -106,12 +106,12 @@ class Scans:
                 del known[path]
         return found
 
-    def _left(self, path: str, reason: Exclusion, stamp: Stamp | None) -> Left:
+    def _excluded(self, path: str, reason: Exclusion, stamp: Stamp | None) -> ExcludedFile:
         here = self._look(path)
         mode = -1 if here is None or reason == "mounted" else here.st_mode
-        return Left(reason, *(stamp[:3] if stamp is not None else (0, 0, 0)), mode)
+        return ExcludedFile(reason, *(stamp[:3] if stamp is not None else (0, 0, 0)), mode)
 
-    def _publish_theirs(
+    def _publish_external(
         self, early: ChangedFiles | None, found: ScanResult, states: dict[str, Entry | Pending | None]
     ) -> dict[str, Entry | Pending | None]:
         """Make a commit of what somebody else had changed before the calls around this one; all states after it."""

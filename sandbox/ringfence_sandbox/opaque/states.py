@@ -30,7 +30,7 @@ def is_only_time(item: Difference) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class ExcludedFile:
     """Something that a scan left out: it was there before the call, and only its name and status are known."""
 
     reason: Exclusion
@@ -68,7 +68,7 @@ class Displaced:
         """Whether it is in a holding directory, and none of these."""
         return is_reserved(place) and not self.has(place)
 
-    def said(self, place: str) -> str:
+    def path_of(self, place: str) -> str:
         """A place by the path that it is of."""
         slot = _slot(place)
         return self.paths[slot] + place[len(slot) :] if slot in self.paths else place
@@ -86,7 +86,7 @@ class Before:
     prepared: PreparedStep | None = None
     known: Mapping[str, Mapping[str, Stamp]] = field(default_factory=dict[str, Mapping[str, Stamp]])
     stamps: Mapping[str, Stamp] = field(default_factory=dict[str, Stamp])
-    left: Mapping[str, Left] = field(default_factory=dict[str, Left])
+    left: Mapping[str, ExcludedFile] = field(default_factory=dict[str, ExcludedFile])
     inodes: Mapping[str, int] = field(default_factory=dict[str, int])
     """Of what the undo log before the call is about, and of other names of what is displaced, by path."""
     displaced: Displaced = Displaced()
@@ -131,7 +131,7 @@ class Before:
     def with_more(self, more: bytes) -> Before:
         """With what `more` gave."""
         left, inodes, displaced, attributes, room = json.loads(more)
-        self.left = {path: Left(*row) for path, row in left.items()}
+        self.left = {path: ExcludedFile(*row) for path, row in left.items()}
         self.inodes, self.displaced, self.room = inodes, Displaced(*displaced), room
         self.attributes = attributes_from_json(attributes)
         return self

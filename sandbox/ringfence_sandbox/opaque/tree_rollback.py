@@ -16,7 +16,7 @@ from ringfence_sandbox.disk.kernel import Renames, failpoint, set_mode
 from ringfence_sandbox.disk.new_files import write_all
 from ringfence_sandbox.disk.state import State, kind_of
 from ringfence_sandbox.opaque.kept_open import KeptOpen
-from ringfence_sandbox.opaque.states import After, Before, Left
+from ringfence_sandbox.opaque.states import After, Before, ExcludedFile
 from ringfence_sandbox.scan.stat_cache import Stamp, attributes_of, stamp_of
 from ringfence_sandbox.steps.metadata import apply_metadata
 from ringfence_sandbox.store.entries import Difference, Entry, blob_id, is_directory
@@ -167,7 +167,7 @@ class TreeRollback:
         self._find_new_inodes()
         return report
 
-    def _is_at(self, path: str, left: Left) -> bool:
+    def _is_at(self, path: str, left: ExcludedFile) -> bool:
         found = self._files.look(path)
         return found is not None and left.is_at(found)
 
@@ -252,13 +252,13 @@ class TreeRollback:
         if wanted.kind == "symlink":
             failpoint("symlink")
             os.symlink(os.fsdecode(content), str(slot), dir_fd=holding.descriptor)
-            self._dress(holding.descriptor, str(slot), wanted, path)
+            self._apply_metadata(holding.descriptor, str(slot), wanted, path)
             return slot
         descriptor = holding.create(slot)
         try:
             write_all(descriptor, content)
             self._give_attributes(holding.descriptor, str(slot), path)  # while it may be written
-            self._dress(holding.descriptor, str(slot), wanted, path)
+            self._apply_metadata(holding.descriptor, str(slot), wanted, path)
             self._give_attributes(holding.descriptor, str(slot), path)  # a new owner may have cost some
         except OSError:
             holding.discard(slot)  # there is not much room, perhaps
@@ -267,7 +267,7 @@ class TreeRollback:
             os.close(descriptor)
         return slot
 
-    def _reopened(self, path: str, left: Left) -> int | None:
+    def _reopened(self, path: str, left: ExcludedFile) -> int | None:
         """The slot to which a file that the call has removed, and that is open, has come."""
         try:
             slot = self._kept_open.brought_back(left, self._hold.make())
@@ -301,9 +301,9 @@ class TreeRollback:
         with self._files.parent(path) as (at, name):
             if path in self.items:
                 self._give_attributes(at, name, path)
-            self._dress(at, name, wanted, path)
+            self._apply_metadata(at, name, wanted, path)
 
-    def _dress(self, at: int, name: str, wanted: Entry, path: str) -> None:
+    def _apply_metadata(self, at: int, name: str, wanted: Entry, path: str) -> None:
         if not apply_metadata(at, name, wanted.meta):
             self._note(f"{path} has another owner than before, which only root can bring back")
 
@@ -329,7 +329,7 @@ class TreeRollback:
         if note not in self._report.notes:
             self._report.notes.append(note)
 
-    def _say_left(self, path: str, left: Left, was_there: bool) -> None:
+    def _say_left(self, path: str, left: ExcludedFile, was_there: bool) -> None:
         """Say what became of something that no scan took in."""
         here = self._files.look(path)
         left = self.before.left[path]
@@ -345,11 +345,11 @@ class TreeRollback:
         elif path not in self._report.displaced.keys() | self._report.moved.keys():
             self._say_not_back(path, left, "is gone, and cannot be brought back")
 
-    def _say_not_back(self, path: str, left: Left, what: str) -> None:
+    def _say_not_back(self, path: str, left: ExcludedFile, what: str) -> None:
         thing = path
         if self.before.displaced.has(path):  # the way back from what has displaced it cannot be right
             self._report.conflicts.add(path)
-            thing = f"what was at {self.before.displaced.said(path)} before"
+            thing = f"what was at {self.before.displaced.path_of(path)} before"
         self._note(f"{thing} {what}: it was not taken in ({left.reason})")
 
     def _find_new_inodes(self) -> None:
@@ -363,5 +363,5 @@ class TreeRollback:
                 self._report.new_inodes[old] = here.st_ino
 
 
-def _state_of(left: Left) -> State:
+def _state_of(left: ExcludedFile) -> State:
     return State(kind_of(left.mode), stat.S_IMODE(left.mode), 0, 0, left.mtime_ns, left.size, left.inode)
