@@ -627,10 +627,19 @@ class Transactions:
         self._epochs.append(Epoch())
         self._version += 1
         self.times.forget()
-        for epoch in self._epochs:
-            epoch.remap(taken.new_inodes)
+        self._remap(taken.new_inodes)
         self.read_set.unsure = self._opaque.any_open
         return taken
+
+    def _remap(self, new_inodes: Mapping[int, int]) -> None:
+        """Know files again that had to become other inodes."""
+        for epoch in self._epochs:
+            epoch.remap(new_inodes)
+        for savepoint in self._savepoints:
+            for path, state in savepoint.before.items():
+                if state is not None and state.inode in new_inodes:
+                    savepoint.before[path] = replace(state, inode=new_inodes[state.inode])
+        self._places = {new_inodes.get(inode, inode): place for inode, place in self._places.items()}
 
     def _keep_changes(self, savepoint: Savepoint) -> Sequence[str]:
         """Have the history keep what typed calls have changed since a savepoint, before they are undone."""
