@@ -663,15 +663,15 @@ KILLED = """
 import os, signal, sys
 from ringfence_cli.main import main
 from ringfence_cli.receipts_file import ReceiptsFile
-from ringfence_sandbox.transaction.journal import CallLog
+from ringfence_sandbox.transaction.call_log import CallLog
 
 outcome, write_commit, call = sys.argv.pop(1), CallLog.commit, ReceiptsFile.call
 
 
-def killed(journal, recorded):
-    if journal.label[0] != "call_2" or outcome == "committed":
-        write_commit(journal, recorded)
-    if journal.label[0] == "call_2":
+def killed(log, step):
+    if log.label[0] != "call_2" or outcome == "committed":
+        write_commit(log, step)
+    if log.label[0] == "call_2":
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -417,7 +417,7 @@ def test_a_tree_that_was_cloned_anew_is_left_alone(case: Case) -> None:
         recovered = fs.recovered
         assert recovered is not None
         assert recovered.outcome == "set aside"
-        assert "journal.aside-1" in recovered.notes[-1]
+        assert "log.000001.aside-1" in recovered.notes[-1]
         fs.write("a.txt", "x")
         fs.write("a.txt", "one\r\ntwo")
     assert lasting(capture_tree(case.root)) == lasting(anew)
@@ -463,12 +463,13 @@ def two_calls(case: Case) -> Path:
                 before("the end")
 
     assert killed_at(0, work)
-    return case.store / "journal"
+    [log] = (case.store / "history").glob("log.??????")
+    return log
 
 
 def test_a_torn_log_is_cut_and_the_call_undone(case: Case) -> None:
-    journal = two_calls(case)
-    journal.write_bytes(journal.read_bytes().rstrip(b"\0") + b"\xa5rec torn")
+    log = two_calls(case)
+    log.write_bytes(log.read_bytes().rstrip(b"\0") + b"\xa5rec torn")
     with case.open() as fs:
         recovered = fs.recovered
     assert recovered is not None
@@ -481,11 +482,11 @@ def test_no_content_is_lost_whichever_byte_of_a_log_is_damaged(tmp_path: Path) -
     case = Case(tmp_path)
     outcomes: set[str | None] = set()
     for number in range(amount(prove=400, test=25)):
-        journal = two_calls(case)
-        data = bytearray(journal.read_bytes().rstrip(b"\0"))
+        log = two_calls(case)
+        data = bytearray(log.read_bytes().rstrip(b"\0"))
         at = (SEED + number * 7919) % len(data)
         data[at] ^= 16
-        journal.write_bytes(data)
+        log.write_bytes(data)
         try:
             with case.open() as fs:
                 outcomes.add(fs.recovered.outcome if fs.recovered is not None else None)

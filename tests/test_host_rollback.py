@@ -19,7 +19,7 @@ from kernels import on_each_kernel
 
 from ringfence.errors import CallEndedError
 from ringfence.testing import HeldCall, held_call
-from ringfence_sandbox import HostFilesystem
+from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.disk.kernel import injected
 
 
@@ -319,6 +319,8 @@ def test_displaced_files_are_hidden_and_gone_in_the_end(root: Path, fs: HostFile
 def test_a_call_that_only_reads_changes_nothing_not_even_for_a_moment(root: Path, tmp_path: Path) -> None:
     done: list[str] = []
     with injected(done.append), HostFilesystem(root, store=tmp_path / "s") as fs:
+        with held_call(fs):  # the first one takes in the tree
+            pass
         done.clear()
         for end in ("commit", "rollback"):
             with held_call(fs) as call:
@@ -389,6 +391,7 @@ def test_a_call_that_meets_an_error_anywhere_is_rolled_back(root: Path, committi
 
         tree = capture_tree(root)
         store = root.parent / f"store-{point}"
+        Workspace.open(root, store=store).close()
         with injected(before):
             try:
                 fs = HostFilesystem(root, store=store)
@@ -507,7 +510,7 @@ def test_a_link_swapped_in_never_leads_a_write_outside(root: Path, fs: HostFiles
 COUNTED = """
 import os, sys
 from ringfence.testing import held_call
-from ringfence_sandbox import HostFilesystem
+from ringfence_sandbox import HostFilesystem, Workspace
 with HostFilesystem(sys.argv[1], store=sys.argv[2]) as fs:
     def one_call(number):
         with held_call(fs) as call:

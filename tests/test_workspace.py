@@ -146,12 +146,14 @@ def test_what_is_no_directory_is_said_to_be_none(root: Path, read_only: bool) ->
         opened(root / "nowhere", read_only=read_only)
 
 
-def test_a_filesystem_on_its_own_keeps_none(root: Path) -> None:
+def test_a_filesystem_on_its_own_keeps_steps_too(root: Path) -> None:
     with HostFilesystem(root, store=root.parent / "store") as fs, held_call(fs) as held:
         fs.for_call(held).write("a.txt", "x")
-        assert held.commit() is None
-    with pytest.raises(FileNotFoundError, match="no history yet"):
-        opened(root, read_only=True)
+        step = held.commit()
+    with Workspace.open(root, store=root.parent / "store") as workspace:
+        assert workspace.steps() == [step]
+        workspace.undo()
+    assert (root / "a.txt").read_text() != "x"
 
 
 def test_closing_twice_is_no_error_and_lets_the_next_in(root: Path) -> None:

@@ -57,10 +57,10 @@ def test_other_spellings_and_roots_above_and_below_collide(
 
 
 def test_whoever_fails_to_open_it_holds_nothing(root: Path) -> None:
-    (root.parent / "store").mkdir()
-    (root.parent / "store/journal").write_text("somebody's notes, and more of them")
+    (root.parent / "store/history").mkdir(parents=True)
+    (root.parent / "store/history/log.000001").write_text("somebody's notes, and more of them")
     for _ in range(2):
-        with pytest.raises(ValueError, match="journal"):
+        with pytest.raises(ValueError, match="is no log"):
             HostFilesystem(root, store=root.parent / "store")
     HostFilesystem(root, store=root.parent / "another").close()
 
@@ -127,7 +127,7 @@ def test_the_store_is_found_by_the_real_path(
     os.symlink(root, root.parent / "link")
     with HostFilesystem(root.parent / "link") as fs, pytest.raises(WorkspaceLockedError):
         assert fs.root == str(root)
-        assert len(list((root.parent / place).rglob("journal"))) == 1
+        assert len(list((root.parent / place).rglob("log.000001"))) == 1
         HostFilesystem(root)
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence_sandbox.disk.locking import describe_holder
 from ringfence_sandbox.disk.places import state_directory, store_of
-from ringfence_sandbox.steps.step_history import FOLDER
-from ringfence_sandbox.store.store import Store
+from ringfence_sandbox.store.store import FOLDER, Store
 from ringfence_sandbox.store_roots import recorded_path, replaced
 from ringfence_sandbox.transaction.interrupted_calls import unfinished_call
 
@@ -70,7 +69,6 @@ def forget_store(store: HistoryStore, *, keep: Collection[str] = ()) -> None:
         raise ValueError(f"in {store.root}, {call}; do that first")
     with _locked(store):
         # In this order an interrupted deletion leaves a store without steps, and no damaged one.
-        (store.path / "journal").unlink(missing_ok=True)
         with suppress(FileNotFoundError):
             os.replace(store.path / FOLDER, store.path / f"{FOLDER}.forgotten")
         for entry in list(os.scandir(store.path)):

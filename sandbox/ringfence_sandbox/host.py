@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import stat
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -53,7 +53,6 @@ from ringfence_sandbox.disk.outputs import KeptOutputs, is_output
 from ringfence_sandbox.disk.places import is_only_host_declared
 from ringfence_sandbox.edits import Edits
 from ringfence_sandbox.opening import Opened
-from ringfence_sandbox.transaction.changes import History
 from ringfence_sandbox.transaction.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.transaction.read_set import relinked
 from ringfence_sandbox.transaction.recovery import Recovered
@@ -66,7 +65,8 @@ if TYPE_CHECKING:
     from ringfence.filesystem.hidden import HiddenContent, HiddenFiles
     from ringfence.runtime.receipts import Receipt
     from ringfence_sandbox.disk.hidden_tree import HiddenTree
-    from ringfence_sandbox.scan.scan import ScanLimits
+    from ringfence_sandbox.scan.scan import Progress, ScanLimits
+    from ringfence_sandbox.steps.step_history import StepHistory
 
 Durability = Literal["process", "power"]
 
@@ -99,17 +99,17 @@ class HostFilesystem(Transactional):
         only_this_host: bool = False,
         patience_seconds: float = LOCK_PATIENCE_SECONDS,
         hide: HiddenFiles | None = None,
-        history: History | None = None,
+        progress: Progress | None = None,
         can: Abilities | None = None,
     ) -> None:
-        """``store`` is the directory that keeps the journal, found from the root's real path where it is not given.
+        """``store`` is the directory that keeps the history, found from the root's real path where it is not given.
 
         ``limits`` bound what scans around opaque calls take in. ``only_this_host`` says that no other host opens the
         workspace, which is asked for where hosts do not see each other's locks (NFS, 9p, virtiofs, FUSE, CIFS).
         ``hide`` is the rule by which files are hidden from tools and commands, and kept out of the store. The store
         remembers it: left out, it is the last one. An empty one hides nothing.
-        ``history`` gets every call that changed files, at its commit. ``can`` is what the kernel may be asked for, for
-        tests.
+        ``progress`` is called now and then with the number of files read so far, when the tree is taken in. ``can`` is
+        what the kernel may be asked for, for tests.
 
         Raises:
             NotADirectoryError, FileNotFoundError: the root is no directory.
@@ -127,9 +127,9 @@ class HostFilesystem(Transactional):
             None if store is None else os.fspath(store),
             power=durability == "power",
             read_only=read_only,
-            history=history,
             can=can,
             limits=limits,
+            progress=progress,
             only_this_host=only_this_host or is_only_host_declared(),
             patience_seconds=patience_seconds,
             hide=hide,
@@ -170,10 +170,6 @@ class HostFilesystem(Transactional):
         with self.lock.mutex:
             self._opened.close()
 
-    def when_closed(self, end: Callable[[], None]) -> None:
-        """Have something end when the workspace is closed."""
-        self._opened.when_closed.append(end)
-
     def check_open(self) -> None:
         """Raises ValueError once it is closed, and in a process that was forked off: the workspace is the parent's."""
         self._opened.check_open()
@@ -181,6 +177,11 @@ class HostFilesystem(Transactional):
     @property
     def root(self) -> str:
         return self._opened.root
+
+    @property
+    def history(self) -> StepHistory | None:
+        """The steps of its calls; None for a read-only one."""
+        return self._opened.history
 
     @property
     def outputs(self) -> KeptOutputs:

@@ -1,13 +1,11 @@
-"""Opening a workspace on disk: its root, its store, its lock, its journal, and what a killed opener left behind."""
+"""Opening a workspace on disk: its root, its store, its lock, and what a killed opener left behind."""
 
 from __future__ import annotations
 
 import errno
 import os
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.filesystem.paths import check_names_are_utf8
@@ -18,21 +16,26 @@ from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, Renames, abilities
 from ringfence_sandbox.disk.locking import RootLock, check_locks
 from ringfence_sandbox.disk.outputs import KeptOutputs
 from ringfence_sandbox.disk.places import made_outside, store_of
-from ringfence_sandbox.store_roots import check_format, note_format, record_root
-from ringfence_sandbox.transaction.changes import History
-from ringfence_sandbox.transaction.journal import Journal
+from ringfence_sandbox.opaque.heartbeat import Heartbeat
+from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
+from ringfence_sandbox.opaque.scans import Scans
+from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Progress, ScanLimits, no_progress
+from ringfence_sandbox.steps.step_history import StepHistory
+from ringfence_sandbox.store.store import FOLDER, Store
+from ringfence_sandbox.store_roots import check_format, note_format, record_root, replaced
 from ringfence_sandbox.transaction.recovery import STAMP, Recovered, Recovery
 from ringfence_sandbox.transaction.transactions import Transactions
 
 if TYPE_CHECKING:
     from ringfence.filesystem.hidden import HiddenFiles
-    from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
-    from ringfence_sandbox.scan.scan import ScanLimits
-    from ringfence_sandbox.steps.step_history import StepHistory
+
+
+_KEPT = "kept"
+"""In a store, where what conflicts keep from their paths goes."""
 
 
 class Opened:
-    """One opened workspace, which all handles of it have in common. A read-only one has neither lock nor journal."""
+    """One opened workspace, which all handles of it have in common. A read-only one has neither lock nor history."""
 
     def __init__(
         self,
@@ -41,9 +44,9 @@ class Opened:
         *,
         power: bool,
         read_only: bool,
-        history: History | None,
         can: Abilities | None,
         limits: ScanLimits | None,
+        progress: Progress | None,
         only_this_host: bool,
         patience_seconds: float,
         hide: HiddenFiles | None,
@@ -56,32 +59,29 @@ class Opened:
         self.store = ""
         """The real path of its store; of one that only looks, nothing."""
         self.lock = CallLock(f"the workspace {self.root}", patience_seconds=patience_seconds)
-        self.when_closed: list[Callable[[], None]] = []
-        """What ends with it."""
         self._descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._power = power
-        self._limits = limits
-        self._history = history
-        self._own_history: StepHistory | None = None
+        self.history: StepHistory | None = None
         self.outputs: KeptOutputs | None = None
         self._lock: RootLock | None = None
-        self._journal: Journal | None = None
         self._closed = False
         try:
             self.files = Confined(self._descriptor, self.can)
             self.hidden: HiddenTree | None = None
-            kept = "" if read_only else self._open_to_change(store or store_of(self.root), only_this_host)
-            place = self.store or (store or store_of(self.root))
+            place = store or store_of(self.root)
+            if not read_only:
+                place = self.store = made_outside(self.root, place)
+                self._open_to_change(place, only_this_host, limits or DEFAULT_LIMITS, progress or no_progress)
             if rule := rule_of(place, hide, writable=not read_only):
                 self.hidden = HiddenTree(self.files, rule)
-                if self._own_history is not None:  # made by the recovery, which knows what was hidden then
-                    self._own_history.hidden = self.hidden
+            if self.history is not None:
+                self.history.hidden = self.hidden  # the recovery knows what was hidden then
             self.transactions = Transactions(
                 self.files,
                 self.can,
-                self._journal,
-                kept=kept,
-                history=history,
+                self.history and self.history.store.objects.log,
+                kept=os.path.join(place, _KEPT),
+                history=self.history,
                 opaque=self._opaque_calls,
                 power=power,
             )
@@ -90,33 +90,34 @@ class Opened:
             raise
         _all_opened.add(self)
 
-    def _open_to_change(self, store: str, only_this_host: bool) -> str:
-        """Take the lock and recover what a killed opener left; where what conflicts keep from their paths goes."""
-        store = self.store = made_outside(self.root, store)
+    def _open_to_change(self, store: str, only_this_host: bool, limits: ScanLimits, progress: Progress) -> None:
+        """Take the lock, open the history, and recover what a killed opener left."""
         if not only_this_host:
             check_locks(self._descriptor, self.root, store, self.can.filesystem_type)
         self.outputs = KeptOutputs(os.path.join(store, "outputs"))
-        kept = os.path.join(store, "kept")
         check_format(store)
         self._lock = RootLock(self._descriptor, self.root, store)
         self._copy_up_root()
         note_format(store)
+        is_replaced = replaced(self.root, store)
+        opened = Store.open(os.path.join(store, FOLDER), power=self._power)
+        self.history = StepHistory(self.files, opened, limits=limits)
+        self.history.progress = progress
+        self.history.replaced = is_replaced
         record_root(self.root, store, opened=True)
-        self._journal = Journal(os.path.join(store, "journal"), sync=self._power)
         recovery = Recovery(
             self.files,
             self.can,
-            self._journal,
-            kept=kept,
-            history=self._history,
+            opened.objects.log,
+            kept=os.path.join(store, _KEPT),
+            history=self.history,
             opaque=self._opaque_calls,
         )
-        self.recovered, self._journal = recovery.run()
-        return kept
+        self.recovered = recovery.run()
 
     def _copy_up_root(self) -> None:
         """A directory of a lower layer of an overlay is another one, by its time of birth, after the first change in
-        it: have it be that from the start, or the journal would not know it again."""
+        it: have it be that from the start, or the log would not know it again."""
         if self.can.filesystem_type(self._descriptor) == OVERLAY:
             root = os.fstat(self._descriptor)
             with suppress(OSError):  # another user's: then it is what it is
@@ -132,31 +133,11 @@ class Opened:
         return self._lock is not None and self._lock.forked
 
     def _opaque_calls(self) -> OpaqueCalls:
-        # Imported when the first opaque call begins: nothing else here needs git's objects.
-        from ringfence_sandbox.opaque.heartbeat import Heartbeat
-        from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
-        from ringfence_sandbox.opaque.scans import Scans
-        from ringfence_sandbox.steps.step_history import StepHistory
-
-        history = self._history if isinstance(self._history, StepHistory) else self._own_history
-        if history is None:
-            history = self._own_history = self._made_history()
-            history.hidden = self.hidden
+        assert self.history is not None, "it was opened to change it"
+        history = self.history
         stamp = Heartbeat(os.path.join(self.store, STAMP), sync=self._power)
         scans = Scans(self.files, history, power=self._power)
         return OpaqueCalls(self.files, Renames(self.can), scans, stamp)
-
-    def _made_history(self) -> StepHistory:
-        """For a filesystem opened without one: it keeps the states around opaque calls, and makes no steps."""
-        from ringfence_sandbox.scan.scan import DEFAULT_LIMITS
-        from ringfence_sandbox.steps.step_history import StepHistory
-
-        files = Confined(os.dup(self._descriptor), self.can)
-        history = StepHistory(files, Path(self.store), limits=self._limits or DEFAULT_LIMITS, power=self._power)
-        for record in self._journal.records if self._journal is not None else ():
-            if record.payload is not None:
-                history.recovered(record.payload, record.blob)
-        return history
 
     def check_open(self) -> None:
         """Raises ValueError once it is closed, and in a process that was forked off."""
@@ -192,21 +173,20 @@ class Opened:
         except OSError as error:
             error.add_note(f"{self.root} stays open: close it again when that is mended, or end the process")
             raise
-        if self._own_history is not None:
-            self._own_history.sealed()
+        if self.history is not None:
+            head = self.history.store.objects.log.head
+            if "holding" not in head:  # which is still to be removed
+                head.clear()
+            self.history.seal()
         self._release()
 
     def _release(self) -> None:
         self._closed = True
-        if self._own_history is not None:
-            self._own_history.close()
-        if self._journal is not None:
-            self._journal.close()
+        if self.history is not None:
+            self.history.store.objects.close()
         if self._lock is not None:
             self._lock.close()
         os.close(self._descriptor)
-        while self.when_closed:
-            self.when_closed.pop()()
 
 
 _all_opened: weakref.WeakSet[Opened] = weakref.WeakSet()

@@ -9,7 +9,6 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence, 
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
@@ -18,15 +17,13 @@ from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.participants import Change, Step, Transactional
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Transaction, tool_transaction
-from ringfence_sandbox.disk.confined import Confined
-from ringfence_sandbox.disk.kernel import abilities
 from ringfence_sandbox.disk.places import made_outside, store_of
 from ringfence_sandbox.history_stores import forget_temporary_stores, mark_temporary_store
 from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, no_progress
 from ringfence_sandbox.steps.ignored_files import IgnoredInHistory, Repository, file_at
 from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
-from ringfence_sandbox.steps.step_history import FOLDER, StepHistory
+from ringfence_sandbox.steps.step_history import StepHistory
 from ringfence_sandbox.steps.undo_plan import DROPPED, NOT_EMPTY, Plan, Planner, ReversalOutcome
 from ringfence_sandbox.store.commits import CommitRecord
 from ringfence_sandbox.store.history_views import (
@@ -39,8 +36,8 @@ from ringfence_sandbox.store.history_views import (
     unified,
 )
 from ringfence_sandbox.store.step_lookup import NamedStep, StepLookup, StepName, parent_of
-from ringfence_sandbox.store.store import Store, reporting_damage
-from ringfence_sandbox.store_roots import check_format, replaced
+from ringfence_sandbox.store.store import FOLDER, Store, reporting_damage
+from ringfence_sandbox.store_roots import check_format
 from ringfence_sandbox.transaction.interrupted_calls import (
     KilledCall,
     UnfinishedCall,
@@ -163,14 +160,7 @@ class Workspace:
             forget_temporary_stores()
             mark_temporary_store(real, place)
         place = made_outside(real, place)
-        descriptor = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        history = StepHistory(
-            Confined(descriptor, abilities()), Path(place), limits=limits, power=durability == "power"
-        )
-        history.progress = progress or no_progress
-        history.replaced = replaced(real, place)  # before it is noted that this one is there now
         with ExitStack() as opened:
-            opened.callback(history.close)
             filesystem = HostFilesystem(
                 real,
                 store=place,
@@ -178,11 +168,11 @@ class Workspace:
                 durability=durability,
                 only_this_host=only_this_host,
                 hide=hide,
-                history=history,
+                progress=progress,
             )
-            history.hidden = filesystem.hidden_tree
-            filesystem.when_closed(history.close)
             opened.callback(filesystem.close)
+            history = filesystem.history
+            assert history is not None, "it was opened to change it"
             workspace = cls(filesystem, history.store, history)
             workspace._look_first()
             history.progress = no_progress
@@ -227,10 +217,6 @@ class Workspace:
         Raises OSError where it cannot be rolled back (no space, say): the workspace stays open, to be closed again."""
         if self._closed:
             return
-        # A forked child has no lock, and leaves the store as it is.
-        if self._history is not None and os.getpid() == self._process:
-            with self.filesystem.lock.mutex:
-                self._history.sealed()
         self.filesystem.close()  # and the history with it
         if self._history is None:
             self._store.close()

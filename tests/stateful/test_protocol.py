@@ -31,8 +31,8 @@ from ringfence.participants import CLEAN, RollbackReport
 from ringfence.testing import HeldCall, held_call
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.disk.kernel import injected
+from ringfence_sandbox.store.log import Log
 from ringfence_sandbox.transaction.interrupted_calls import forget_killed
-from ringfence_sandbox.transaction.journal import Journal
 from ringfence_sandbox.transaction.recovery import Recovered
 
 Tree = Mapping[str, CapturedPath]
@@ -136,16 +136,14 @@ class Found:
     tree: Tree
     displaced: Tree
     """What is in the directory of displaced files."""
-    journal: bytes
+    logs: Sequence[bytes]
 
 
 def log_of(store: Path) -> str:
     """What the log has of a call: in the words of `TABLE`."""
-    if not (store / "journal").exists():
-        return "no call"
     state = "no call"
-    with closing(Journal(str(store / "journal"), only_read=True)) as journal:
-        for record in journal.records:
+    with suppress(FileNotFoundError), closing(Log(store / "history", writable=False)) as log:
+        for record in log.records:
             match record.values:
                 case {"begin": _}:
                     state = "an open call"
@@ -203,6 +201,9 @@ class Place:
         self.store = top / "store"
         self.root.mkdir()
         self.fresh()
+        self.begun = top / "begun"
+        """A store that has the tree as it was."""
+        Workspace.open(self.root, store=self.begun).close()
 
     def fresh(self) -> None:
         for path in self.root.iterdir():
@@ -222,8 +223,8 @@ class Place:
         now = capture_tree(self.root)
         tree = {path: one for path, one in now.items() if not path.startswith(".ringfence")}
         displaced = {path: one for path, one in now.items() if path not in tree and path.count("/") == 1}
-        journal = self.store / "journal"
-        return Found(tree, displaced, journal.read_bytes() if journal.exists() else b"")
+        logs = sorted((self.store / "history").glob("log.??????"))
+        return Found(tree, displaced, [log.read_bytes() for log in logs])
 
     def tree(self) -> Tree:
         return {path: one for path, one in capture_tree(self.root).items() if not path.startswith(".ringfence")}
@@ -233,6 +234,8 @@ class Place:
 
     def run(self, program: Program, end: End, kill: Kill) -> None:
         """Its stages are the opening, the operations, and the end with the closing."""
+        shutil.rmtree(self.store, ignore_errors=True)
+        shutil.copytree(self.begun, self.store)
         with injected(kill):
             fs = self.open()
             assert fs.recovered is None, "the last opening has recovered all"
@@ -262,7 +265,7 @@ class Place:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Generator[Place]:
-    monkeypatch.setattr("ringfence_sandbox.transaction.journal._ROOM_BYTES", 80 << 10)  # read for each crash
+    monkeypatch.setattr("ringfence_sandbox.store.log._ROOM_BYTES", 80 << 10)  # read for each crash
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     top = Path(tempfile.mkdtemp(prefix="protocol-", dir=memory))
     try:

@@ -102,7 +102,7 @@ def state_directory() -> str:
     """The directory of all stores: RINGFENCE_STATE_DIR, else the user's state directory.
 
     Raises:
-        StateDirectoryError: from another working directory it would be another one, with no history and no journal.
+        StateDirectoryError: from another working directory it would be another one, with no history and no log.
     """
     chosen = os.environ.get("RINGFENCE_STATE_DIR")
     if not chosen:

@@ -62,7 +62,7 @@ class Heartbeat:
             os.fdatasync(file)
 
     def begun(self) -> None:
-        """The journal tells of the call: from now on one that has lost it can be known to have. Never fails."""
+        """The log tells of the call: from now on one that has lost it can be known to have. Never fails."""
         with suppress(OSError):
             os.pwrite(self.descriptor, RUNS, _STAMP.size)
 

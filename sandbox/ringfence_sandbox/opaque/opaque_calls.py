@@ -24,7 +24,7 @@ from ringfence_sandbox.transaction.restore import RestoreReport
 from ringfence_sandbox.transaction.undo_log import Epoch, is_below, rebased
 
 Note = Callable[[Mapping[str, Json]], None]
-"""Writes a record into the journal, if there is room."""
+"""Writes a record into the log, if there is room."""
 MOST_LISTED = 20
 """Paths in a note; the rest is counted."""
 
@@ -81,7 +81,7 @@ class OpaqueCalls:
         return before
 
     def begun(self, number: int, before: Before) -> None:
-        """The journal has the record that a call begins with."""
+        """The log has the record that a call begins with."""
         self._stamp.begun()
         self._calls[number] = _Call(before)
         self._calls[number].kept_open.open(self._files, before.left)

@@ -75,7 +75,7 @@ class Scans:
             if states:
                 info = CommitInfo("external", datetime.now(UTC), title="before an opaque call in a call")
                 unknown = _unknown(found)
-                prepared = store.prepare(states, info, unknown=unknown, sync=self._power)
+                prepared = store.prepare(states, info, unknown=unknown)
         commit = store.tip if prepared is None else prepared.commit
         assert commit is not None, "a tree that was looked at has a commit"
         attributes = history.attributes
@@ -129,7 +129,7 @@ class Scans:
         if theirs:
             kind = "baseline" if tip is None else "external"
             unknown = _unknown(found) if tip is None else None
-            store.publish(store.prepare(theirs, CommitInfo(kind, datetime.now(UTC)), unknown=unknown, sync=self._power))
+            store.publish(store.prepare(theirs, CommitInfo(kind, datetime.now(UTC)), unknown=unknown))
         was: dict[str, Entry | Pending | None] = {}
         for path in theirs:
             above = [states[one] for one in all_above([path]) if one in states]
@@ -327,7 +327,7 @@ class Scans:
         with noting_failure(notes):
             info = CommitInfo("aborted", datetime.now(UTC), tool, call_id)
             prepared = self.store.prepare(states, info, after=before.prepared)
-            commit, name = prepared.commit, keep_commit(self.store, prepared.commit, sync=self._power)
+            commit, name = prepared.commit, keep_commit(self.store, prepared.commit)
         return Aborted(commit, name, tuple(notes))
 
     def kept_as(self, commit: str) -> Aborted:
@@ -345,7 +345,7 @@ class Scans:
         return {path: now for path, _, now in found if now is not None}
 
     def sync(self) -> None:
-        """Have the tree survive a loss of power, where the journal does."""
+        """Have the tree survive a loss of power, where the log does."""
         if self._power:
             sync_filesystem(self._files.root)
 

@@ -123,7 +123,7 @@ class Before:
         self.left = {path: replace(left, inode=became.get(left.inode, left.inode)) for path, left in rows}
 
     def more(self) -> bytes:
-        """What the journal is to have besides the commit."""
+        """What the log is to have besides the commit."""
         left = {path: astuple(one) for path, one in self.left.items()}
         more = [left, self.inodes, astuple(self.displaced), attributes_json(self.attributes), self.room]
         return json.dumps(more).encode()

@@ -20,18 +20,18 @@ KEPT_BYTES = 8 << 20
 """Of one typed call, which waits for it; beyond it only names and hashes are kept."""
 
 
-def keep_commit(store: Store, commit: str, *, sync: bool) -> str:
+def keep_commit(store: Store, commit: str) -> str:
     """Keep a prepared commit as the newest aborted call, and drop the oldest; its name. OSError."""
     there = [*store.aborted()]
     name = f"{ABORTED}{max(there, default=0) + 1}"
     store.keep(name, commit)
     for old in there[: 1 - MOST_ABORTED]:
         store.unkeep(f"{ABORTED}{old}")
-    store.objects.log.flush(sync=sync)
+    store.objects.log.flush()
     return name
 
 
-def keep_typed(store: Store, files: Confined, changed: ChangedFiles, call: RolledBackCall, *, sync: bool) -> list[str]:
+def keep_typed(store: Store, files: Confined, changed: ChangedFiles, call: RolledBackCall) -> list[str]:
     """Keep what a typed call has changed, once; what was not kept, in words.
 
     Raises:
@@ -44,7 +44,7 @@ def keep_typed(store: Store, files: Confined, changed: ChangedFiles, call: Rolle
     info = CommitInfo("aborted", datetime.now(UTC), call.tool, call.call_id, begun=call.begun)
     prepared = store.prepare(dict(states.each()), info)
     if prepared.changed:
-        keep_commit(store, prepared.commit, sync=sync)
+        keep_commit(store, prepared.commit)
     return states.notes
 
 

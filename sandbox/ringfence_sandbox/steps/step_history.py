@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
-from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ringfence.participants import Step
 from ringfence_sandbox.disk.confined import Confined, Looks, is_reserved
 from ringfence_sandbox.disk.hidden_tree import HiddenTree
-from ringfence_sandbox.disk.kernel import failpoint
 from ringfence_sandbox.scan.scan import (
     Exclusion,
     Hides,
@@ -34,35 +30,23 @@ from ringfence_sandbox.store.commits import REPLACED, CommitInfo, PreparedStep
 from ringfence_sandbox.store.entries import Difference, Entry, Pending
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import Unknown
-from ringfence_sandbox.transaction.changes import ChangedFiles, History, Recorded, RolledBackCall, ScannedStates
+from ringfence_sandbox.transaction.changes import ChangedFiles, History, RolledBackCall, ScannedStates
 
 if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
 
-FOLDER = "history"
 _CACHE = "stat-cache"
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A step that its commit record will make part of the history, after what somebody else changed before it."""
-
-    step: Step
-    commits: Sequence[PreparedStep]
-
-
 class StepHistory(History):
-    """The history of one workspace. The store is opened when it is first needed, which is after the lock is taken."""
+    """The history of one workspace."""
 
-    def __init__(self, files: Confined, folder: Path, *, limits: ScanLimits, power: bool) -> None:
-        """``files`` is the root, whose descriptor `close` closes; ``folder`` is the workspace's store."""
+    def __init__(self, files: Confined, store: Store, *, limits: ScanLimits) -> None:
         self._files = files
-        self._folder = folder / FOLDER
+        self.store: Final = store
         self.limits = limits
-        self._power = power
-        self._opened: Store | None = None
-        self._closed = False
-        self._prepared: _Prepared | None = None
+        self._prepared: Sequence[PreparedStep] = ()
+        """The commit of a step that its commit record will make the newest, after what somebody else changed before."""
         self._cache: StatCache | None = None
         self._cache_saved = True
         self._hashes: OrderedDict[str, str] = OrderedDict()
@@ -78,31 +62,21 @@ class StepHistory(History):
         the filesystem tells of, and its step is to have them."""
         self.replaced = False
         """Whether what the next look finds to differ is that of another directory in the place of the one before."""
-        self.lost: list[str] = []
-        """Commits that the journal names and the store does not have."""
+        self.lost: Final = tuple(store.objects.log.lost)
+        """Commits that the log names, and that are lost with what is damaged of it."""
         self.hidden: HiddenTree | None = None
         """What no scan takes in, since it is hidden."""
         self.progress: Progress = no_progress
         """Called with the progress of a scan."""
 
-    @property
-    def store(self) -> Store:
-        if self._opened is None:
-            self._opened = Store.open(self._folder)
-        return self._opened
-
-    def close(self) -> None:
-        """Let go of the files. Sealing is for before, while the workspace's lock is held."""
-        if not self._closed:
-            self._closed = True
-            if self._opened is not None:
-                self._opened.objects.close()
-            os.close(self._files.root)
-
     # What the filesystem asks of a history.
 
-    def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:
-        self._prepared = None
+    def begin(self) -> None:
+        if self.store.tip is None:
+            self.look()
+
+    def record(self, changed: ChangedFiles, receipt: Receipt) -> Step | None:
+        self._prepared = ()
         info = CommitInfo(
             "step",
             receipt.started_at,
@@ -127,12 +101,11 @@ class StepHistory(History):
                 others = CommitInfo("external", receipt.started_at)
                 steps.append(self.store.prepare(external, others, unknown=before))
         after = steps[-1] if steps else None
-        if self._power:
-            failpoint("fsync objects")
-        prepared = self.store.prepare(own, info, after=after, unknown=unknown, sync=self._power)
+        prepared = self.store.prepare(own, info, after=after, unknown=unknown)
         if not prepared.changed:
-            return Recorded()
-        step = Step(
+            return None
+        self._prepared = [*steps, prepared]
+        return Step(
             prepared.number or 0,
             receipt.tool,
             receipt.call_id,
@@ -142,8 +115,6 @@ class StepHistory(History):
             prepared.commit,
             receipt.client,
         )
-        self._prepared = _Prepared(step, [*steps, prepared])
-        return Recorded({"history": prepared.commit}, step=step)
 
     def _since_tip(self, scanned: ScannedStates, info: CommitInfo) -> Mapping[str, Entry | Pending | None]:
         if scanned.since is None:
@@ -153,50 +124,30 @@ class StepHistory(History):
         differences = self.store.states.differences(tip, now.commit)
         return {path: state for path, _, state in differences if not is_reserved(path)}
 
-    def committed(self, recorded: Recorded) -> None:
-        prepared, self._prepared = self._prepared, None
+    def ended(self, step: Step | None) -> None:
+        prepared, self._prepared = self._prepared, ()
         self.rewritten.clear()
-        if prepared is not None and prepared.step is recorded.step:
-            for commit in prepared.commits:
-                self.store.publish(commit)
-            self.last = prepared.step
-
-    def ended_without_step(self) -> None:
-        self.rewritten.clear()
+        if step is not None:
+            for commit in prepared:
+                self.store.published(commit)
+            self.last = step
 
     def rolling_back(self, changed: ChangedFiles, call: RolledBackCall) -> Sequence[str]:
-        if self._power:
-            failpoint("fsync aborted call")
-        return keep_typed(self.store, self._files, changed, call, sync=self._power)
-
-    def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:
-        commit = payload.get("history")
-        if isinstance(commit, str):
-            try:
-                self.store.advance(commit)
-                self.lost.clear()  # what has gone before one that is there was dropped by `gc`
-            except LookupError:
-                # Its files are there, so they are found as somebody else's change.
-                self.lost.append(commit)
+        return keep_typed(self.store, self._files, changed, call)
 
     def damage(self) -> Sequence[str]:
-        if self.store.damage is not None:
-            return [self.store.damage]
-        if not self.lost:
-            return []
-        count = "a step" if len(self.lost) == 1 else f"{len(self.lost)} steps"
-        return [f"the history has lost {count} of which the journal knows: what was changed is somebody else's now"]
+        return () if self.store.damage is None else [self.store.damage]
 
-    def content(self, payload: Mapping[str, object], path: str) -> bytes | None:
-        commit = payload.get("history")
-        if not isinstance(commit, str):
-            return None
+    def content(self, commit: str, path: str) -> bytes | None:
         try:
             return self.store.states.read(commit, path)
         except (LookupError, OSError):
             return None
 
-    def sealed(self) -> bool:
+    def seal(self, *, only_long: bool = False) -> bool:
+        if only_long:
+            self.store.seal_when_long()
+            return True
         try:
             self.store.seal()
         except OSError:
@@ -207,7 +158,7 @@ class StepHistory(History):
     def _save_cache(self) -> None:
         if self._cache is not None and not self._cache_saved:
             with suppress(OSError):  # without it the next opening reads more, and knows as much
-                self._cache.save(self._folder / _CACHE)
+                self._cache.save(self.store.folder / _CACHE)
                 self._cache_saved = True
 
     # Looking at the tree.
@@ -298,7 +249,7 @@ class StepHistory(History):
         if known or unknown.reasons != store.states.unknown(tip).reasons:
             kind = "baseline" if tip is None else "external"
             info = CommitInfo(kind, datetime.now(UTC), REPLACED if self.replaced else "")
-            prepared = store.prepare(known, info, unknown=unknown, sync=self._power)
+            prepared = store.prepare(known, info, unknown=unknown)
             store.publish(prepared)
             self.stand_for(prepared.commit)
         elif found.changes and tip is not None:

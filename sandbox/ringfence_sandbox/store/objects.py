@@ -17,12 +17,14 @@ from dulwich.refs import Ref, read_packed_refs, write_packed_refs
 from ringfence.errors import format_error
 from ringfence_sandbox.disk.places import replacing, sync_directory
 from ringfence_sandbox.store.entries import object_id
-from ringfence_sandbox.store.object_log import MAGIC, ObjectLog, pack_entry, read_pack_entry
+from ringfence_sandbox.store.log import Log
 from ringfence_sandbox.store.packs import (
     close_packs,
     copied_entry,
     delta,
     open_packs,
+    pack_entry,
+    read_pack_entry,
     remove_half_packs,
     remove_packs,
     write_pack,
@@ -77,20 +79,20 @@ class HistoryObjects:
     alternates, no hooks.
     """
 
-    def __init__(self, folder: Path, *, writable: bool) -> None:
+    def __init__(self, folder: Path, *, writable: bool, power: bool = False) -> None:
+        """``power`` is as for `Log`."""
         self._folder = folder
-        self._writable = writable
         self._pack_folder = folder / "objects" / "pack"
-        self.log, self.packs = self._open()
+        self.log, self.packs = self._open(writable, power)
         if writable:
             self._remove_leftovers()
 
-    def _open(self) -> tuple[ObjectLog, list[Pack]]:
+    def _open(self, writable: bool, power: bool) -> tuple[Log, list[Pack]]:
         # A log's objects are in a pack before the log goes: opened in this order, a reader without the lock misses
         # nothing, unless what it has listed is gone when it opens it.
         for _ in range(20):
             try:
-                log = ObjectLog.open(self._log_path(), writable=self._writable)
+                log = Log(self._folder, writable=writable, power=power)
             except FileNotFoundError:
                 continue
             try:
@@ -98,16 +100,6 @@ class HistoryObjects:
             except FileNotFoundError:
                 log.close()
         raise LookupError("a pack of it, or its log, is not there")
-
-    def _logs(self) -> list[Path]:
-        return sorted(self._folder.glob("objects.*.log"))
-
-    def _log_path(self) -> Path:
-        logs = self._logs()
-        # After a crash in sealing there may be two: of the older one everything is in a pack. But a new one that could
-        # not be begun, for want of space say, has nothing, and the older one went on.
-        logs = [path for path in logs if path.stat().st_size >= len(MAGIC)] or logs
-        return logs[-1] if logs else self._folder / "objects.000001.log"
 
     def has(self, oid: bytes) -> bool:
         return oid in self.log.objects or any(RawObjectID(oid) in pack for pack in self.packs)
@@ -159,7 +151,7 @@ class HistoryObjects:
                 return
         self.log.add(oid, pack_entry(type_number, raw), 0)
         if self.log.pending_bytes > _FLUSH_BYTES:
-            self.log.flush()
+            self.log.append()
 
     # Packs.
 
@@ -169,34 +161,22 @@ class HistoryObjects:
         The pack is on disk before the log is deleted, and a crash in between leaves both, which is no harm.
         """
         log = self.log
-        log.flush()
         if log.objects:
             write_pack(self._pack_folder, len(log.objects), log.each)
             self._reopen_packs()
-        if log.objects or log.refs:
+        if not log.is_new:
             before_deleting()
-            number = int(log.path.name.split(".")[1]) + 1
-            self.log = ObjectLog.open(self._folder / f"objects.{number:06}.log", writable=True)
-            log.close()
-            self._remove_old_logs()
+            log.renew()
         if len(self.packs) > MOST_PACKS:
             small = self._small_packs()
             # Where something in them cannot be read they stay as they are, with the rest that can.
             with suppress(KeyError):
                 self.repack({entry[0] for pack in small for entry in pack.index.iterentries()}, small)
 
-    def _remove_old_logs(self) -> None:
-        for path in self._logs():
-            if path != self.log.path:
-                path.unlink()
-        sync_directory(self._folder)
-
     def _remove_leftovers(self) -> None:
-        """What a crash left behind: files and packs half written, logs of which all is in a pack."""
+        """What a crash left behind: files and packs half written."""
         for path in self._folder.glob("tmp_*"):
             path.unlink()
-        if len(self._logs()) > 1:
-            self._remove_old_logs()
         remove_half_packs(self._pack_folder)
 
     def _small_packs(self) -> list[Pack]:

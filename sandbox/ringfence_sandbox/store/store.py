@@ -1,8 +1,8 @@
 """A workspace's history: a git repository outside of it, with a commit a step.
 
 Everything is written through dulwich's objects: no configuration, hook, filter or attribute of anybody is consulted.
-New objects go into a log (`object_log`) and from there into packs. What makes a step part of the history is decided
-by whoever keeps the journal of calls: `Store.prepare` writes the objects, and `Store.publish` moves the tip.
+New objects go into the log, and from there into packs. `Store.prepare` adds those of a commit. A record of the log
+makes it part of the history: that of the call's commit (`commit_record`), or one of its own (`Store.publish`).
 
 A store has one writer, who holds its lock; readers (``writable=False``) need none. It is not for several threads.
 """
@@ -12,15 +12,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from dulwich.objects import Commit
 
-from ringfence.errors import format_error
+from ringfence.errors import TransactionError, format_error
 from ringfence.participants import Step
+from ringfence_sandbox.disk.state import Json
 from ringfence_sandbox.store.commits import CommitInfo, CommitRecord, PreparedStep, format_message, parse_message
 from ringfence_sandbox.store.entries import BLOB, COMMIT, TREE, Difference, Entry, Pending
 from ringfence_sandbox.store.objects import (
@@ -36,6 +37,8 @@ from ringfence_sandbox.store.states import UNKNOWN, States, read_commit
 from ringfence_sandbox.store.trees import Builder, Folder, reachable
 from ringfence_sandbox.store.unknown import Unknown
 
+FOLDER = "history"
+"""In the directory of a workspace's store."""
 MAIN = b"refs/heads/main"
 _KEPT = b"refs/ringfence/"
 ABORTED = "aborted/"
@@ -77,8 +80,8 @@ class Store:
         self._seal_at = SEAL_BYTES
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], *, writable: bool = True) -> Store:
-        """Open the store at `folder`; a writable one is created if it is not there.
+    def open(cls, folder: str | os.PathLike[str], *, writable: bool = True, power: bool = False) -> Store:
+        """Open the store at `folder`; a writable one is created if it is not there. ``power`` is as for `Log`.
 
         Raises:
             FileNotFoundError: there is none, and it is not to be written.
@@ -90,13 +93,13 @@ class Store:
         if writable and not ((path / "HEAD").exists() and (path / "objects/pack").is_dir()):
             create_repository(path)
         with reporting_damage(path):
-            return cls._opened(path, writable)
+            return cls._opened(path, writable, power)
 
     @classmethod
-    def _opened(cls, path: Path, writable: bool) -> Store:
+    def _opened(cls, path: Path, writable: bool, power: bool) -> Store:
         # The refs first: a reader without the lock must not know of commits newer than the objects that it opens.
         # Nor of one that was dropped in between, so the refs have to be the same afterwards.
-        refs, objects = read_refs(path), HistoryObjects(path, writable=writable)
+        refs, objects = read_refs(path), HistoryObjects(path, writable=writable, power=power)
         while not writable and refs != (now := read_refs(path)):
             objects.close()
             refs, objects = now, HistoryObjects(path, writable=False)
@@ -151,14 +154,13 @@ class Store:
         *,
         after: PreparedStep | None = None,
         unknown: Unknown | None = None,
-        sync: bool = False,
     ) -> PreparedStep:
-        """Write the objects of the state that differs from the newest (or from ``after``) in `changes`.
+        """Add the objects of the state that differs from the newest (or from ``after``) in `changes`.
 
         ``changes`` has the new states by path relative to the root, None for a path that is gone, with all below it;
         a directory's own state is about itself alone. ``unknown`` is what is not known of the new state; by default
         what was not known before, but for the changes. The cost is that of the changes and of the directories above
-        them. With ``sync`` all of it is on the disk when this returns.
+        them.
 
         Raises:
             ValueError: the changes do not fit the state before.
@@ -183,7 +185,7 @@ class Store:
                 new = dict.fromkeys(unknown.new_since(unknown_before), "unknown")
                 found = sorted({**new, **dict(found)}.items())
             commit = self._commit(root, unknown, parent, info, number, found)
-            self.objects.log.flush(sync=sync)
+            self.objects.log.wait_for_objects()
         except BaseException:
             self.objects.log.abandon()
             raise
@@ -235,18 +237,13 @@ class Store:
 
         Raises:
             ValueError: the history has moved on since it was prepared.
+            OSError: it could not be written. The history is as it was.
         """
         if not self._leads_to_tip(prepared.parent):
             raise ValueError("the history has another newest step by now; prepare this one again")
-        self._publish(prepared)
-        if self.objects.log.size > self._seal_at:
-            try:
-                self.seal()
-                self._seal_at = SEAL_BYTES
-            except (OSError, LookupError, *UNREADABLE):
-                # The step is in the history, and all of it in the log: sealing can wait until there is space, or
-                # until the opening that reports a damaged pack.
-                self._seal_at += SEAL_BYTES
+        self.objects.log.append(commit_record(prepared.commit))
+        self.published(prepared)
+        self.seal_when_long()
 
     def _leads_to_tip(self, parent: str | None) -> bool:
         # Several that were prepared on each other may be published at once.
@@ -254,26 +251,22 @@ class Store:
             parent = self.commit(parent).parent
         return parent == self.tip
 
-    def _publish(self, prepared: PreparedStep) -> None:
+    def published(self, prepared: PreparedStep) -> None:
+        """The log has the record that makes a commit the newest."""
         self._set_ref(MAIN, bytes.fromhex(prepared.commit))
         self.states.remember(prepared.commit, prepared.root, prepared.unknown)
         self._number = prepared.newest
-        # Without space for it, the caller's journal still has the commit, and the next one's record replaces this.
-        with suppress(OSError):
-            self.objects.log.set_ref(MAIN, bytes.fromhex(prepared.commit))
-            self.objects.log.flush()
 
-    def advance(self, commit: str) -> bool:
-        """Make a commit that a journal has the newest, unless the history has it already; whether it was made so.
-
-        Raises:
-            LookupError: the store does not have it.
-        """
-        if commit == self.tip or not self._leads_to_tip(self.commit(commit).parent):
-            return False
-        self._record_ref(MAIN, bytes.fromhex(commit))
-        self._number = None
-        return True
+    def seal_when_long(self) -> None:
+        """`seal`, if the log is long and no call needs it."""
+        if self.objects.log.size > self._seal_at and not self.objects.log.busy:
+            try:
+                self.seal()
+                self._seal_at = SEAL_BYTES
+            except (OSError, LookupError, *UNREADABLE):
+                # All is in the log: sealing can wait until there is space, or until the opening that reports a damaged
+                # pack.
+                self._seal_at += SEAL_BYTES
 
     def keep(self, name: str, commit: str) -> None:
         """Keep a commit, whatever `gc` drops, until `unkeep`; also one that is not part of the history.
@@ -288,8 +281,7 @@ class Store:
         self._record_ref(_kept_ref(name), None)
 
     def _record_ref(self, ref: bytes, oid: bytes | None) -> None:
-        self.objects.log.set_ref(ref, oid)
-        self.objects.log.flush()
+        self.objects.log.append({"ref": ref.decode(), "oid": None if oid is None else oid.hex()})
         self._set_ref(ref, oid)
 
     def aborted(self) -> dict[int, str]:
@@ -303,9 +295,18 @@ class Store:
 
     def seal(self) -> None:
         """Move everything into packs and refs that git itself reads, and sync it. Before there is a baseline all stays
-        in the log: a first look that was interrupted goes on with that, and packs without refs are a damage."""
-        if self.tip is None:
-            return
+        in the log: a first look that was interrupted goes on with that, and packs without refs are a damage.
+
+        Raises:
+            TransactionError: a call needs the log.
+            OSError: it could not be written. All stays as it was.
+        """
+        if self.objects.log.busy:
+            raise TransactionError("the history cannot be packed while a call changes files")
+        if self.tip is None and self.objects.log.objects:
+            if self.damage is None:
+                return
+            self.objects.log.objects.clear()
         self.objects.seal(before_deleting=lambda: write_refs(self.folder, self._refs))
 
     # Reading.
@@ -416,6 +417,11 @@ def _changed_paths(differences: Iterable[Difference]) -> list[tuple[str, str]]:
         for found in differences
         if (found.path or found.before is not None) and found.changes_content
     ]
+
+
+def commit_record(commit: str) -> dict[str, Json]:
+    """What the log has of a commit that is the newest from there on."""
+    return {"ref": MAIN.decode(), "oid": commit}
 
 
 def _kept_ref(name: str) -> bytes:

@@ -10,12 +10,12 @@ import stat
 from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Looks, is_reserved, open_file
-from ringfence_sandbox.disk.state import Json, State
+from ringfence_sandbox.disk.state import State
 
 if TYPE_CHECKING:
     from ringfence.participants import Step
@@ -331,28 +331,20 @@ class RolledBackCall:
     begun: str
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What goes into the commit record, and the step that the call becomes with it."""
-
-    payload: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    blob: bytes = b""
-    step: Step | None = None
-
-
 class History(Protocol):
     """Keeps steps. Nothing that `record` did counts until the commit record is written: that is the commit point."""
 
-    def record(self, changed: ChangedFiles, receipt: Receipt) -> Recorded:
-        """Prepare the step of a call that changed files. What it raises makes the call fail and roll back."""
+    def begin(self) -> None:
+        """An outermost call begins. OSError: the tree cannot be taken in."""
         ...
 
-    def committed(self, recorded: Recorded) -> None:
-        """The commit record is written. Must not fail for want of anything."""
+    def record(self, changed: ChangedFiles, receipt: Receipt) -> Step | None:
+        """Prepare the step of a call that changed files; None where it makes none. What it raises makes the call fail
+        and roll back."""
         ...
 
-    def ended_without_step(self) -> None:
-        """The open call was rolled back, or has changed no file. Must not fail."""
+    def ended(self, step: Step | None) -> None:
+        """The open call has ended; the log has its commit record, where it made a step. Must not fail."""
         ...
 
     def rolling_back(self, changed: ChangedFiles, call: RolledBackCall) -> Sequence[str]:
@@ -360,18 +352,14 @@ class History(Protocol):
         may be asked for the same call again."""
         ...
 
-    def recovered(self, payload: Mapping[str, object], blob: bytes) -> None:
-        """A commit record that the journal had when it was opened, oldest first; it may have been seen before."""
-        ...
-
     def damage(self) -> Sequence[str]:
         """What was found to be lost of what was kept, in words."""
         ...
 
-    def content(self, payload: Mapping[str, object], path: str) -> bytes | None:
-        """The bytes that the step of a commit record left at a path; None where they are not kept."""
+    def content(self, commit: str, path: str) -> bytes | None:
+        """The bytes that a commit has at a path; None where they are not kept."""
         ...
 
-    def sealed(self) -> bool:
-        """Whether everything recorded is kept elsewhere, so that the journal may start anew."""
+    def seal(self, *, only_long: bool = False) -> bool:
+        """Begin a new log, if no call needs this one: whether that was possible. With ``only_long``, if it is long."""
         ...

@@ -22,7 +22,7 @@ from ringfence_sandbox.disk.confined import HOLDING_PREFIX, Confined, open_file
 from ringfence_sandbox.disk.kernel import abilities, failpoint, lstat, open_within, set_mode
 from ringfence_sandbox.disk.places import state_directory_of
 from ringfence_sandbox.disk.state import Json, State
-from ringfence_sandbox.transaction.journal import Journal
+from ringfence_sandbox.store.log import Log
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -88,7 +88,7 @@ class Holding:
 
     @classmethod
     def make_logged(cls, files: Confined, note: Callable[[Mapping[str, Json]], None], store: str) -> Holding:
-        """Make one under a new name, which the journal has first. The root keeps its times, now and when it is
+        """Make one under a new name, which the log has first. The root keeps its times, now and when it is
         removed."""
         root = os.fstat(files.root)
         name = HOLDING_PREFIX + secrets.token_hex(8)
@@ -331,14 +331,14 @@ def _open_here(descriptor: int, name: str) -> int:
     return opened
 
 
-def drop_holding(files: Confined, holding: Holding, journal: Journal) -> list[str]:
+def drop_holding(files: Confined, holding: Holding, log: Log) -> list[str]:
     """Remove a holding directory, and leave the root's times as they are; what would not go, in words."""
     try:
         left = list(holding.empty())
         if not left:
             root = os.fstat(files.root)
             times = (root.st_atime_ns, root.st_mtime_ns)
-            journal.note({"dropping": holding.name, "times": [*times]})
+            log.note({"dropping": holding.name, "times": [*times]})
             holding.remove()
             failpoint("utime")
             with suppress(PermissionError):
@@ -352,7 +352,7 @@ def drop_holding(files: Confined, holding: Holding, journal: Journal) -> list[st
 
 
 def describe_unknown(files: Confined, name: str, store: str) -> str:
-    """What to do about a holding directory with files in it that the journal of a store does not know, in words."""
+    """What to do about a holding directory with files in it that the log of a store does not know, in words."""
     root, owner = os.readlink(f"/proc/self/fd/{files.root}"), holding_store(files, name)
     state = state_directory_of(owner, root) if owner != store else None
     if state is None:
@@ -361,7 +361,7 @@ def describe_unknown(files: Confined, name: str, store: str) -> str:
         command = f"RINGFENCE_STATE_DIR={shlex.quote(escape_path(state))} ringfence recover {escape_path(root)}"
         ran = f"It ran with another state directory: end what has the root open now, and `{command}` takes it back"
     return (
-        f"{name} in the root has displaced files of a call that the journal does not know. {ran}. Else take out what "
+        f"{name} in the root has displaced files of a call that the log does not know. {ran}. Else take out what "
         "you miss, and remove it"
     )
 

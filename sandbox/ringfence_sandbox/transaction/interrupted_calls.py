@@ -71,11 +71,12 @@ def _is_locked(holder: IO[bytes]) -> bool:
 def _begun(root: str, store: str) -> tuple[str, str] | None:
     """The call, by its id and tool, that has begun to change the tree, and is not committed."""
     # Imported here: most directories that somebody asks about are no workspaces.
-    from ringfence_sandbox.transaction.journal import Journal
+    from ringfence_sandbox.store.log import Log
+    from ringfence_sandbox.store.store import FOLDER
     from ringfence_sandbox.transaction.replay import Replay
 
-    with suppress(OSError, ValueError), closing(Journal(os.path.join(store, "journal"), only_read=True)) as journal:
-        replay = Replay.of(journal.records)
+    with suppress(OSError, ValueError), closing(Log(Path(store, FOLDER), writable=False)) as log:
+        replay = Replay.of(log.records)
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             return replay.call if replay.is_of(descriptor) and not replay.committed else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -24,10 +24,10 @@ _BLOCK_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class CommittedCall:
-    """What the journal has of one call that was committed."""
+    """What the log has of one call that was committed."""
 
     epochs: Sequence[Epoch]
-    payload: Mapping[str, object] | None
+    commit: str | None
 
 
 @dataclass(slots=True)
@@ -41,17 +41,17 @@ class Repaired:
 @dataclass(frozen=True, slots=True)
 class _Written:
     state: State
-    payload: Mapping[str, object] | None
+    commit: str | None
     path: str | None = None
     """Where it was at the end of the call; a later one may have moved it."""
 
 
-ContentOf = Callable[[Mapping[str, object], str], bytes | None]
-"""The bytes that the step of a commit record has at a path, or None."""
+ContentOf = Callable[[str, str], bytes | None]
+"""The bytes that a commit has at a path, or None."""
 
 
 def repair_torn(
-    files: Confined, calls: Iterable[CommittedCall], content_of: ContentOf | None, renames: Renames, holding: Holding
+    files: Confined, calls: Iterable[CommittedCall], content_of: ContentOf, renames: Renames, holding: Holding
 ) -> Repaired:
     """Look at every file that `calls` left, and give those that the loss of power damaged their content again.
 
@@ -63,8 +63,8 @@ def repair_torn(
         if content is None:
             continue
         wanted = None
-        if content_of is not None and written.payload is not None:
-            wanted = content_of(written.payload, written.path or place)
+        if written.commit is not None:
+            wanted = content_of(written.commit, written.path or place)
         if wanted is None or hashlib.sha256(wanted).hexdigest() != written.state.sha256:
             if is_torn(content, written.state.size):
                 found.damaged.append(place)
@@ -84,7 +84,7 @@ def _left_by(calls: Iterable[CommittedCall]) -> dict[str, _Written]:
                 if record.afters:
                     left.pop(path, None)
                 if last is not None and last.sha256 is not None:
-                    left[path] = _Written(last, call.payload)
+                    left[path] = _Written(last, call.commit)
             move = epoch.move
             for path in [path for path in left if move is not None and is_below(path, move.old)]:
                 written = left.pop(path)

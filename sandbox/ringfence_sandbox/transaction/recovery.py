@@ -1,12 +1,14 @@
-"""Recovery: an opening undoes the call of the journal that has no commit record, or finishes the one that has.
+"""Recovery: an opening undoes the call of the log that has no commit record, or finishes the one that has.
 
 `docs/understand/recovery.md` has the table of what is found and what is done.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -18,6 +20,7 @@ from ringfence.errors import RestoreFailedError
 from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Abilities, Renames
 from ringfence_sandbox.disk.state import Json, State
+from ringfence_sandbox.store.log import Log
 from ringfence_sandbox.transaction.changes import (
     History,
     RolledBackCall,
@@ -28,7 +31,6 @@ from ringfence_sandbox.transaction.changes import (
 )
 from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold, Holding, describe_unknown, drop_holding
 from ringfence_sandbox.transaction.interrupted_calls import KilledCall, note_killed
-from ringfence_sandbox.transaction.journal import Journal
 from ringfence_sandbox.transaction.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.transaction.power_loss import repair_torn
 from ringfence_sandbox.transaction.replay import Replay
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 STAMP = "alive"
 """In a store, the file that the owner of an opaque call stamps."""
 RUNS = b"runs"
-"""What is in it behind the stamp while the journal has such a call."""
+"""What is in it behind the stamp while the log has such a call."""
 
 _MOMENT_NS = 2_000_000_000
 
@@ -71,41 +73,39 @@ class Recovery:
         self,
         files: Confined,
         can: Abilities,
-        journal: Journal,
+        log: Log,
         *,
         kept: str,
-        history: History | None,
+        history: History,
         opaque: Callable[[], OpaqueCalls],
     ) -> None:
         """``kept`` is the directory for what conflicts keep from their paths. ``opaque`` gives what opaque calls need,
         if there is one."""
         self._files = files
-        self._journal = journal
-        self._replay = Replay.of(journal.records)
+        self._log = log
+        self._replay = Replay.of(log.records)
         self._renames = Renames(can)
         self._kept = kept
         self._history = history
         self._opaque = opaque
-        self._stamp = os.path.join(os.path.dirname(journal.path), STAMP)
-        self._notes = [journal.cut] if journal.cut is not None else []
+        self._store = os.path.dirname(kept)
+        self._stamp = os.path.join(self._store, STAMP)
+        self._notes = [log.cut] if log.cut is not None else []
         self._held: Holding | None = None
 
-    def run(self) -> tuple[Recovered | None, Journal]:
-        """Bring the tree to the state before the open call, or after it where it was committed; the journal to go on
-        with.
+    def run(self) -> Recovered | None:
+        """Bring the tree to the state before the open call, or after it where it was committed.
 
         Raises:
-            RestoreFailedError: something could not be brought back; the journal stays as it is.
+            RestoreFailedError: something could not be brought back; the log stays as it is.
         """
         replay = self._replay
         if not replay.is_of(self._files.root):
             self._note_damage()
-            if replay.call is not None:  # then its journal is not lost
+            if replay.call is not None:  # then the log of it is not lost
                 self._take_stamp_off()
             return self._set_aside()
-        for record in replay.commits:
-            if self._history is not None and record.payload is not None:
-                self._history.recovered(record.payload, record.blob)
+        self._log.busy = replay.call is not None
         self._mend_root_times()
         recovered = None
         if replay.call is not None and not replay.committed:
@@ -120,7 +120,7 @@ class Recovery:
             self._drop(name)
         if self._take_stamp_off() and replay.call is None:
             self._notes.append(
-                "a call that ran a program was killed, and the journal that knew of it is lost: what the program had "
+                "a call that ran a program was killed, and the log that knew of it is lost: what the program had "
                 "changed is still there, and in the history as somebody else's"
             )
         self._note_damage()
@@ -130,55 +130,56 @@ class Recovery:
             conflicts = tuple(sorted({*recovered.conflicts, *damaged}))
             recovered = replace(recovered, conflicts=conflicts, notes=tuple(self._notes))
         self._end_call(recovered)
-        return recovered, self._journal
+        return recovered
 
     def _end_call(self, recovered: Recovered | None) -> None:
         """The last of a recovery: nothing is to be done at the next opening."""
-        replay, journal = self._replay, self._journal
+        replay, log = self._replay, self._log
         if recovered is not None and replay.call is not None:
             self._note_killed(replay.call, recovered)
-            journal.append({"end": replay.call[0], "committed": replay.committed}, reserve=0)
-            journal.flush()
+            log.append({"end": replay.call[0], "committed": replay.committed}, reserve=0)
+            log.flush()
         if replay.call is None and replay.ended is not None:  # it may have been killed before it wrote the receipt
             self._note_killed(replay.ended, Recovered("finished", *replay.ended))
-        kept_elsewhere = self._history.sealed() if self._history is not None else not journal.keeps_steps
-        if kept_elsewhere and not any("could not be removed" in note for note in self._notes):
-            journal.reset()
+        log.busy = False
+        if not self._history.seal() and log.damage is not None:  # what is written behind the damage would not count
+            words = "the damaged log of the history could not be replaced by a new one: make room, and open it again"
+            raise OSError(errno.ENOSPC, words, str(log.path))
 
     def _note_killed(self, call: tuple[str, str], recovered: Recovered) -> None:
         """Have the store remember a call that nobody has a receipt of."""
         if not call[0]:
             return
         replay = self._replay
-        payload = replay.done[-1].payload if replay.committed else None
-        commit = None if payload is None else payload.get("history")
         killed = KilledCall(
-            self._journal.named(replay.began_ns, 0),
+            self._log.name(replay.began_ns, 0),
             *call,
             committed=replay.committed,
-            commit=commit if isinstance(commit, str) else None,
+            commit=replay.done[-1].commit if replay.committed else None,
             conflicts=recovered.conflicts,
             notes=recovered.notes,
             at=replay.at.isoformat(),
         )
         with suppress(OSError):  # for want of space, say: the recovery must go on
-            note_killed(Path(os.path.dirname(self._journal.path)), killed)
+            note_killed(Path(self._store), killed)
 
     def _note_damage(self) -> None:
-        self._notes += self._history.damage() if self._history is not None else ()
+        self._notes += self._history.damage()
 
-    def _set_aside(self) -> tuple[Recovered | None, Journal]:
-        """The journal is about another tree, which stood at the root before."""
-        replay, journal = self._replay, self._journal
-        if replay.call is None and not replay.holdings and not replay.commits:
-            journal.reset()
-            return None, journal
-        aside = next(path for n in itertools.count(1) if not os.path.exists(path := f"{journal.path}.aside-{n}"))
-        journal.close()
-        os.rename(journal.path, aside)
-        call_id, tool = replay.call or ("", "")
-        said = f"the tree at the root is another one than the journal is about; the journal was set aside as {aside}"
-        return Recovered("set aside", call_id, tool, (), (*self._notes, said)), journal.renewed()
+    def _set_aside(self) -> Recovered | None:
+        """The log is about another tree, which stood at the root before: a copy has its call, which is over here."""
+        replay, log = self._replay, self._log
+        recovered = None
+        if replay.call is not None or replay.holdings:
+            aside = next(path for n in itertools.count(1) if not os.path.exists(path := f"{log.path}.aside-{n}"))
+            shutil.copyfile(log.path, aside)
+            said = (
+                f"the tree at the root is another one than the log is about; a copy of the log was set aside as {aside}"
+            )
+            recovered = Recovered("set aside", *(replay.call or ("", "")), (), (*self._notes, said))
+        log.append({"set aside": True})
+        self._history.seal()
+        return recovered
 
     # -- going back
 
@@ -205,7 +206,7 @@ class Recovery:
             lost_power=replay.lost_power,
         )
         restore.report.moved |= replay.moved
-        report = restore.run(replay.epochs, on_undone=lambda count: self._journal.note(restore.report.to_json(count)))
+        report = restore.run(replay.epochs, on_undone=lambda count: self._log.note(restore.report.to_json(count)))
         if report.errors:
             raise RestoreFailedError([(error.filename or call[0], _with_advice(error)) for error in report.errors])
         report.displaced |= replay.displaced | taken.displaced
@@ -232,23 +233,23 @@ class Recovery:
         return self._held
 
     def _new_holding(self) -> Holding:
-        holding = Holding.make_logged(self._files, self._write, os.path.dirname(self._journal.path))
+        holding = Holding.make_logged(self._files, self._write, self._store)
         self._replay.holdings.append(holding.name)
         return holding
 
     def _write(self, record: Mapping[str, Json]) -> None:
-        self._journal.append(record, reserve=0)
-        self._journal.flush()
+        self._log.append(record, reserve=0)
+        self._log.flush()
 
     def _keep_changes(self, call: tuple[str, str]) -> None:
         """Have the history keep what the call had changed, unless the rollback that was killed has done so."""
         replay = self._replay
-        if self._history is None or not replay.has_changes or not call[0]:
+        if not replay.has_changes or not call[0]:
             return
         with noting_failure(self._notes):
             changed = self._changes()
             if changed.changes:
-                rolled_back = RolledBackCall(*call, self._journal.named(replay.began_ns, 0))
+                rolled_back = RolledBackCall(*call, self._log.name(replay.began_ns, 0))
                 self._notes += self._history.rolling_back(changed, rolled_back)
 
     def _changes(self) -> TypedChanges:
@@ -293,14 +294,14 @@ class Recovery:
                 replay.kept.get(number),
                 self._stamp,
                 Hold(self._held, self._make_holding),
-                self._journal.note,
+                self._log.note,
                 tool=tool,
                 call_id=call_id,
             )
         except LookupError as error:
             what = (
                 f"{tool or call_id}: the store does not have the tree as it was before this call; to go on with the "
-                f"tree as it is, move {self._journal.path} away and open the workspace again"
+                f"tree as it is, move {self._log.path} away and open the workspace again"
             )
             raise RestoreFailedError([(what, error)]) from error
         except OSError as error:
@@ -312,7 +313,7 @@ class Recovery:
         for epoch in self._replay.epochs:
             for path, record in epoch.records.items():
                 found = self._files.look(path) if record.before is not None and record.before.is_directory else None
-                if found is not None and found.st_mtime_ns > self._journal.modified_ns + _MOMENT_NS:
+                if found is not None and found.st_mtime_ns > self._log.modified_ns + _MOMENT_NS:
                     changed[found.st_ino] = found.st_mtime_ns
         for epoch in self._replay.epochs if changed else ():
             for record in epoch.records.values():
@@ -325,9 +326,8 @@ class Recovery:
         """Repair what the loss of power damaged; the paths of which nobody knows what they were."""
         if not any(epoch.records for call in self._replay.done for epoch in call.epochs):
             return ()
-        content_of = self._history.content if self._history is not None else None
         with closing(self._new_holding()) as holding:
-            found = repair_torn(self._files, self._replay.done, content_of, self._renames, holding)
+            found = repair_torn(self._files, self._replay.done, self._history.content, self._renames, holding)
         if found.repaired:
             self._notes.append(f"a loss of power had damaged {', '.join(found.repaired)}: repaired from the history")
         if found.damaged:
@@ -345,7 +345,7 @@ class Recovery:
         return False
 
     def _remove_unknown_holdings(self) -> None:
-        """Holding directories of which the journal knows nothing: its last records were lost, or they came with a copy.
+        """Holding directories of which the log knows nothing: its last records were lost, or they came with a copy.
         What has something in it stays, and is named."""
         root = os.fstat(self._files.root)
         for name in os.listdir(self._files.root):
@@ -354,7 +354,7 @@ class Recovery:
                     os.rmdir(name, dir_fd=self._files.root)
                     os.utime(self._files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
                 except OSError:
-                    self._notes.append(describe_unknown(self._files, name, os.path.dirname(self._journal.path)))
+                    self._notes.append(describe_unknown(self._files, name, self._store))
 
     def _mend_root_times(self) -> None:
         """Where the last opener was killed between making or removing a holding directory and setting the root's
@@ -363,7 +363,7 @@ class Recovery:
             return
         root = os.fstat(self._files.root)
         # A change of the root that is not from the very moment of the last record is somebody else's.
-        if abs(root.st_mtime_ns - self._journal.modified_ns) < _MOMENT_NS:
+        if abs(root.st_mtime_ns - self._log.modified_ns) < _MOMENT_NS:
             with suppress(OSError):
                 os.utime(self._files.root, ns=self._replay.in_hand[1])
 
@@ -377,7 +377,7 @@ class Recovery:
             self._notes.append(f"{name} {words}")
             return
         holding = Holding.found(self._files, name, -1)
-        self._notes += drop_holding(self._files, holding, self._journal)
+        self._notes += drop_holding(self._files, holding, self._log)
 
 
 def _with_advice(error: OSError) -> OSError:

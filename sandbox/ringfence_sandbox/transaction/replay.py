@@ -1,4 +1,4 @@
-"""What the records of a journal amount to: the call that is open, its undo log, and what was committed before it."""
+"""What the records of a log amount to: the call that is open, its undo log, and what was committed before it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import cast
 from ringfence_sandbox.disk.call_process import CallProcess
 from ringfence_sandbox.disk.kernel import boot_id
 from ringfence_sandbox.disk.places import root_record
-from ringfence_sandbox.transaction.journal import Record
+from ringfence_sandbox.store.log import Record
 from ringfence_sandbox.transaction.power_loss import CommittedCall
 from ringfence_sandbox.transaction.undo_log import Epoch, replayed
 
@@ -21,9 +21,9 @@ class Replay:
 
     root: Sequence[object] | None = None
     holdings: list[str] = field(default_factory=list[str])
-    """All holding directories that the journal names; the open call holds in the last."""
+    """All holding directories that the log names; the open call holds in the last."""
     in_hand: tuple[str, tuple[int, int]] | None = None
-    """A holding directory about to come or to go when the journal ends, and the times that the root is to keep."""
+    """A holding directory about to come or to go when the log ends, and the times that the root is to keep."""
     call: tuple[str, str] | None = None
     ended: tuple[str, str] | None = None
     """The last call, where it has ended and was committed as a step: who made it has not closed the workspace since."""
@@ -37,7 +37,7 @@ class Replay:
     done: list[CommittedCall] = field(default_factory=list[CommittedCall])
     """The calls that were committed."""
     more: dict[int, tuple[str, bytes]] = field(default_factory=dict[int, tuple[str, bytes]])
-    """Of opaque calls, by number: the commit with the tree before, and what the journal has besides."""
+    """Of opaque calls, by number: the commit with the tree before, and what the log has besides."""
     new_inodes: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
     """Of opaque calls, by number: inodes that others have taken the place of since."""
     kept: dict[int, str | None] = field(default_factory=dict[int, str | None])
@@ -47,7 +47,6 @@ class Replay:
     moved: dict[str, str] = field(default_factory=dict[str, str])
     """Conflicts of what was undone already."""
     processes: list[CallProcess] = field(default_factory=list[CallProcess])
-    commits: list[Record] = field(default_factory=list[Record])
 
     @property
     def lost_power(self) -> bool:
@@ -64,7 +63,7 @@ class Replay:
         return datetime.fromtimestamp(self.began_ns / 1e9, UTC) if self.began_ns else datetime.now(UTC)
 
     def is_of(self, root: int) -> bool:
-        """Whether the journal is about an opened root, as far as it says."""
+        """Whether the log is about an opened root, as far as it says."""
         if self.root is None:
             return True
         inode, born, device, boot = self.root
@@ -76,7 +75,10 @@ class Replay:
     def of(cls, records: Sequence[Record]) -> Replay:
         replay = cls()
         for record in records:
-            replay._add(record)
+            if "set aside" in record.values:
+                replay = cls()
+            else:
+                replay._add(record)
         return replay
 
     def _add(self, record: Record) -> None:
@@ -113,11 +115,12 @@ class Replay:
                 self.processes.append(CallProcess(name, pid, ticks, boot))
             case {"commit": str()}:
                 self.committed = True
-                self.done.append(CommittedCall(tuple(self.epochs), record.payload))
-                if record.payload is not None:
-                    self.commits.append(record)
+                commit = record.values.get("oid")
+                self.done.append(CommittedCall(tuple(self.epochs), commit if isinstance(commit, str) else None))
+            case {"ref": str()}:
+                pass
             case {"end": str()}:
-                self.ended = self.call if self.committed and self.done[-1].payload is not None else None
+                self.ended = self.call if self.committed and self.done[-1].commit is not None else None
                 self.call, self.epochs = None, [Epoch()]
             case values:
                 if self.committed and self.call is None and "undo" in values:  # the record of its begin was damaged

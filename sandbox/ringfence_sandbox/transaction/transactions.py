@@ -16,10 +16,11 @@ from ringfence.participants import CLEAN, Change, RollbackReport, Step
 from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Abilities, Renames, failpoint, sync_filesystem
 from ringfence_sandbox.disk.state import Json, State
+from ringfence_sandbox.store.log import Log
+from ringfence_sandbox.transaction.call_log import CallLog
 from ringfence_sandbox.transaction.changes import (
     ChangedFiles,
     History,
-    Recorded,
     RolledBackCall,
     TypedChanges,
     Written,
@@ -27,7 +28,6 @@ from ringfence_sandbox.transaction.changes import (
     states_inside,
 )
 from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold, Holding, drop_holding
-from ringfence_sandbox.transaction.journal import CallLog, Journal
 from ringfence_sandbox.transaction.operation import Operation
 from ringfence_sandbox.transaction.read_set import ReadSet, stale, written_meanwhile
 from ringfence_sandbox.transaction.restore import Make, Restore, RestoreReport
@@ -92,15 +92,15 @@ class Transactions:
         self,
         files: Confined,
         can: Abilities,
-        journal: Journal | None,
+        log: Log | None,
         *,
         kept: str,
         history: History | None,
         opaque: Callable[[], OpaqueCalls],
         power: bool,
     ) -> None:
-        """``kept`` is the directory for what conflicts keep from their paths. ``opaque`` gives what opaque calls need,
-        when the first of them begins."""
+        """``log`` and ``history`` are None where nothing is to be changed. ``kept`` is the directory for what conflicts
+        keep from their paths. ``opaque`` gives what opaque calls need, when the first of them begins."""
         self.files = files
         self.power = power
         self.renames = Renames(can)
@@ -109,7 +109,7 @@ class Transactions:
         self.read_set = ReadSet(files)
         self.written = Written()
         self.held: Holding | None = None
-        self._log = CallLog(files, journal, power=power)
+        self._log = CallLog(files, log)
         self._kept = kept
         self._history = history
         self._new_opaque = opaque
@@ -127,8 +127,6 @@ class Transactions:
         self._compared: tuple[Savepoint, int, TypedChanges] | None = None
         self._calls_opaque = 0
         """The number of the next opaque call."""
-        self._left_over = False
-        """Whether a holding directory could not be dropped: the next opening has to find its name in the journal."""
 
     # -- the undo log
 
@@ -143,10 +141,7 @@ class Transactions:
         if self._opaque is not None and self._opaque.any_open:
             self._find_holding()
         if self.held is None:
-            # Without a wait for the disk: until the next record there is nothing in it that anybody could miss.
-            self.held = Holding.make_logged(
-                self.files, lambda record: self._log.write(record, wait=False), self._log.store
-            )
+            self.held = Holding.make_logged(self.files, self._log.write_hold, os.path.dirname(self._kept))
         return self.held
 
     @property
@@ -380,6 +375,8 @@ class Transactions:
         """Remember the state now. OSError: it cannot be stored, as it has to be before an ``opaque`` call."""
         outermost = not self._savepoints
         if outermost:
+            if call_id and self._history is not None:
+                self._history.begin()
             self._log.label = (call_id, tool)
             if not self._snapshots and self.held is not None:
                 self._forget()
@@ -442,7 +439,7 @@ class Transactions:
         return number
 
     def note_process(self, process: CallProcess) -> int:
-        """Have the journal name a process that recovery is to end; the descriptor that it may stamp. TransactionError
+        """Have the log name a process that recovery is to end; the descriptor that it may stamp. TransactionError
         outside of opaque calls."""
         if self._opaque is None or not self._opaque.any_open:
             raise TransactionError(f"{process.name} can only be noted while an opaque call runs")
@@ -454,21 +451,19 @@ class Transactions:
         if not savepoint.outermost:
             self._leave(savepoint)
             return None
-        recorded = self._recorded(savepoint, receipt) if self._history is not None else None
+        step = self._step(savepoint, receipt)
         if self._log.begun:
             self._sync_directories()
             if self.power and self._opaque_since(savepoint) is not None:
                 sync_filesystem(self.files.root)
             self._check_left(savepoint)
-            self._log.commit(recorded)
+            self._log.commit(step and step.commit)
         self._note_opaque(savepoint)
         self._leave(savepoint)  # the commit point is behind us: from here on nothing fails
-        if recorded is not None and self._history is not None:
-            self._history.committed(recorded)
-        elif self._history is not None:
-            self._history.ended_without_step()
+        if self._history is not None:
+            self._history.ended(step)
         self._close_call(committed=True)
-        return None if recorded is None else recorded.step
+        return step
 
     def _note_opaque(self, savepoint: Savepoint) -> None:
         first = self._opaque_since(savepoint)
@@ -492,10 +487,9 @@ class Transactions:
             for path in self.held.written().values():
                 raise written_meanwhile(path)
 
-    def _recorded(self, savepoint: Savepoint, receipt: Receipt) -> Recorded | None:
-        assert self._history is not None
-        changed = self.changed_files(savepoint)
-        return None if changed is None else self._history.record(changed, receipt)
+    def _step(self, savepoint: Savepoint, receipt: Receipt) -> Step | None:
+        changed = None if self._history is None else self.changed_files(savepoint)
+        return None if self._history is None or changed is None else self._history.record(changed, receipt)
 
     def _typed_changes(self, savepoint: Savepoint, *, read: bool = True) -> TypedChanges:
         """What typed calls have changed since a savepoint. It is looked at once."""
@@ -563,7 +557,7 @@ class Transactions:
             for states, path in savepoint.first:
                 states.pop(path, None)
         if savepoint.outermost and self._history is not None:
-            self._history.ended_without_step()
+            self._history.ended(None)
         self._leave(savepoint)
         report.displaced |= taken.displaced
         notes += [*report.notes, *self._keep(report)]
@@ -655,7 +649,7 @@ class Transactions:
             else:
                 changed = known[2]
             if changed.changes:
-                begun = self._log.named(savepoint.position - self._savepoints[0].position)
+                begun = self._log.name(savepoint.position - self._savepoints[0].position)
                 notes += self._history.rolling_back(changed, RolledBackCall(savepoint.call_id, savepoint.tool, begun))
         return notes
 
@@ -688,8 +682,10 @@ class Transactions:
         self._epochs = [Epoch()]
         if not self._snapshots:
             notes = self._forget()
-        if self._log.begun and self._log.end(committed=committed):
-            self._reset_journal(again=True)
+        if self._log.begun:
+            self._log.end(committed=committed)
+            if self._history is not None:
+                self._history.seal(only_long=True)
         return notes
 
     def _forget(self) -> list[str]:
@@ -702,16 +698,9 @@ class Transactions:
             return []
         keep_written(holding, self._kept)
         notes = drop_holding(self.files, holding, self._log.file)
-        self._left_over = self._left_over or bool(notes)
+        if not notes:
+            del self._log.file.head["holding"]
         return notes
-
-    def _reset_journal(self, *, again: bool = False) -> None:
-        """Start the journal anew, unless it is still needed."""
-        journal = self._log.file
-        if journal is None or self.held is not None or self._left_over:
-            return
-        if self._history.sealed() if self._history is not None else not journal.keeps_steps:
-            self._log.reset(again=again)
 
     def close(self) -> None:
         """End what is open by rolling it back, and drop what snapshots held."""
@@ -719,7 +708,6 @@ class Transactions:
             self.rollback(self._savepoints[0])
         self._snapshots = weakref.WeakSet()
         self._forget()
-        self._reset_journal()
 
     # -- snapshots
 
