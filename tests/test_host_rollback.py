@@ -106,6 +106,20 @@ def test_hard_links_stay_together(root: Path, fs: HostFilesystem, call: HeldCall
     assert before["a.txt"].links == ("a.txt", "d/same")
 
 
+def test_hard_links_that_calls_within_each_other_change_stay_together(root: Path, fs: HostFilesystem) -> None:
+    os.link(root / "a.txt", root / "same")
+    before = capture_tree(root)
+    with held_call(fs) as outer:
+        fs.for_call(outer).write("a.txt", "outer")
+        with held_call(fs, parent=outer) as inner:
+            fs.for_call(inner).delete("a.txt")
+            fs.for_call(inner).write("same", "inner")
+            assert inner.rollback().conflicts == ()
+        assert (root / "a.txt").read_text() == "outer"
+        assert outer.rollback().conflicts == ()
+    assert capture_tree(root) == before
+
+
 def test_a_name_that_moved_over_another_of_its_file_is_back(root: Path, fs: HostFilesystem, call: HeldCall) -> None:
     os.link(root / "a.txt", root / "d/hard")
     before = capture_tree(root)

@@ -499,7 +499,7 @@ class _EpochRestore:
         if before.is_directory and not (self._restore.discard and self._held.get(before.inode)):
             self._make_directory(path, before)
             return
-        body = self._body(before)
+        body = self._body(record, before)
         if body is None and self._restore.make is not None:
             slot = self._restore.make(path, lambda other: other in self._placed or other not in self._to_restore)
             if slot is None:
@@ -533,8 +533,9 @@ class _EpochRestore:
             self._held[before.inode].remove(body)
         self._placed.add(path)
 
-    def _body(self, before: State) -> str | None:
-        """The place in the hold of the file of before. Where the call has moved it, it is moved to the hold first."""
+    def _body(self, record: UndoRecord, before: State) -> str | None:
+        """The place in the hold of the file of before. Where the call has moved it, it is moved to the hold first. Of
+        more than one hard link it is that of the path itself: the others are what calls around have displaced."""
         if not self._held.get(before.inode):
             for place in self._own_paths.get(before.inode, ()):
                 there = self._files.look(place)
@@ -542,8 +543,9 @@ class _EpochRestore:
                     self._displace(place, there)
                     self._to_restore[place] = None
                     break
-        places = self._held.get(before.inode)
-        return places[-1] if places else None
+        places = self._held.get(before.inode, ())
+        own = [place for place in places if place.partition("/")[2] in map(str, record.slots)]
+        return next(reversed(own or places), None)
 
     def _make_directory(self, path: str, before: State) -> None:
         if self._files.look(path) is not None:
