@@ -16,7 +16,9 @@ from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem
 from ringfence.prompt import MarkdownSection, Prompt, Tool, ToolContext, ToolResult
 from ringfence.runtime import Session
+from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem
+from ringfence_sandbox.opaque.heartbeat import Heartbeat
 
 ROUNDS = amount(prove=20_000, test=120)
 
@@ -63,3 +65,24 @@ def test_an_interrupted_call_leaves_nothing_behind(tmp_path: Path) -> None:
                     timer.join()
         assert capture_tree(root) == before
     assert interrupted
+
+
+def test_a_rollback_that_was_interrupted_at_its_end_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root := tmp_path / "root").mkdir()
+    (root / "kept.txt").write_text("before")
+    before, pause = (root / "kept.txt").stat().st_mtime_ns, Heartbeat.pause
+    with HostFilesystem(root, store=tmp_path / "store") as files, held_call(files, opaque=True) as call:
+        (root / "kept.txt").write_text("after")
+
+        def interrupted(heartbeat: Heartbeat) -> None:
+            monkeypatch.setattr(Heartbeat, "pause", pause)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Heartbeat, "pause", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call.rollback()
+        assert call.rollback().conflicts == ()
+    assert (root / "kept.txt").read_text() == "before"
+    assert (root / "kept.txt").stat().st_mtime_ns == before

@@ -90,11 +90,8 @@ class OpaqueCalls:
         """The outermost call has ended all its programs. What changes from now on is somebody else's."""
         self._stamp.pause()
 
-    def end(self) -> None:
-        """No call is open any more."""
-        self._forget(-1)
-
-    def _forget(self, down_to: int) -> None:
+    def end(self, down_to: int = -1) -> None:
+        """Of these calls none is open any more."""
         for number in [number for number in self._calls if number >= down_to]:
             self._calls.pop(number).kept_open.close()
         if not self._calls:
@@ -145,8 +142,7 @@ class OpaqueCalls:
         call.tried = {*way.items, *(tried or ())}
         way.copied = lambda old, new: note({"copied": [old, new], "before": number})
         done = self._go(way, number, note, self._scans.keep(before, after, way.items, tool=tool, call_id=call_id))
-        self._forget(number)
-        for outer in self._calls.values():
+        for outer in [outer for index, outer in self._calls.items() if index < number]:
             outer.before.know_again(done.new_inodes)
             outer.kept_open.release(done.new_inodes)
             outer.kept_open.open(self._files, outer.before.left)

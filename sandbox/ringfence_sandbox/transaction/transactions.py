@@ -617,11 +617,11 @@ class Transactions:
         taken = self._opaque.roll_back(
             number, self._version, self.hold, self._log.file.note, tool=tool, call_id=call_id
         )
-        del self._epochs[first:]
-        self._epochs.append(Epoch())
         self._version += 1
         self.times.forget()
         self._remap(taken.new_inodes)
+        self._epochs[first:] = [Epoch()]
+        self._opaque.end(number)  # not before: what is interrupted until then is done again
         self.read_set.unsure = self._opaque.any_open
         return taken
 
