@@ -11,7 +11,6 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from typing import TypeGuard
 
 from ringfence.participants import Change, FileVersion
@@ -24,7 +23,7 @@ from ringfence_sandbox.steps.aborted_calls import keep_commit
 from ringfence_sandbox.steps.step_history import StepHistory
 from ringfence_sandbox.steps.step_states import Differing, all_above
 from ringfence_sandbox.store.commits import CommitInfo, PreparedStep
-from ringfence_sandbox.store.entries import Difference, Entry, Pending, blob_id, is_directory
+from ringfence_sandbox.store.entries import Difference, Entry, blob_id, is_directory
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.trees import walk
 from ringfence_sandbox.store.unknown import Unknown
@@ -69,7 +68,7 @@ class Scans:
             found = history.take_in()
         else:
             found = self._scan(store.tip, displaced)
-            states: dict[str, Entry | Pending | None] = {**found.known()}
+            states: dict[str, Entry | None] = {**found.known()}
             if not nested:
                 states = self._publish_external(early, found, states)
             if states:
@@ -112,13 +111,13 @@ class Scans:
         return ExcludedFile(reason, *(stamp[:3] if stamp is not None else (0, 0, 0)), mode)
 
     def _publish_external(
-        self, early: ChangedFiles | None, found: ScanResult, states: dict[str, Entry | Pending | None]
-    ) -> dict[str, Entry | Pending | None]:
+        self, early: ChangedFiles | None, found: ScanResult, states: dict[str, Entry | None]
+    ) -> dict[str, Entry | None]:
         """Make a commit of what somebody else had changed before the calls around this one; all states after it."""
         store, tip = self.store, self.store.tip
         paths = {change.path for change in early.changes} if early is not None else set[str]()
         ours = paths | set(all_above(paths))
-        theirs: dict[str, Entry | Pending | None] = {}
+        theirs: dict[str, Entry | None] = {}
         if early is not None:
             theirs = Differing(self._files, store, early, datetime.now(UTC), self.history.limits).external_states()
         for path, state in found.known().items():
@@ -130,7 +129,7 @@ class Scans:
             kind = "baseline" if tip is None else "external"
             unknown = _unknown(found) if tip is None else None
             store.publish(store.prepare(theirs, CommitInfo(kind, datetime.now(UTC)), unknown=unknown))
-        was: dict[str, Entry | Pending | None] = {}
+        was: dict[str, Entry | None] = {}
         for path in theirs:
             above = [states[one] for one in all_above([path]) if one in states]
             if all(map(is_directory, above)):  # else it went with that
@@ -280,12 +279,13 @@ class Scans:
 
     def scanned(self, before: Before, after: After, changes: Sequence[Change]) -> ScannedFiles:
         """The call as a history records it; what was too much to be stored so far is stored now."""
-        states: dict[str, Entry | Pending | None] = {
+        states: dict[str, Entry | None] = {
             path: state for path, state in after.found.known().items() if not is_reserved(path)
         }
         for path, _, now in after.differing:
             if not is_reserved(path) and now is not None and now.oid is not None and not self._has(now.oid):
-                states[path] = Pending(now.kind, now.meta, partial(self._read_again, path, now.oid))
+                states[path] = now
+                self.store.add_blob(self._read_again(path, now.oid))
         scanned = ScannedStates(states, before.prepared, _unknown(after.found))
         return ScannedFiles(self.store, before.commit, after, changes, scanned)
 

@@ -11,7 +11,7 @@ from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.steps.step_states import all_above
 from ringfence_sandbox.store.commits import CommitInfo
-from ringfence_sandbox.store.entries import Entry, Meta, Pending, is_directory
+from ringfence_sandbox.store.entries import Entry, Meta, is_directory
 from ringfence_sandbox.store.store import ABORTED, Store
 from ringfence_sandbox.transaction.changes import STAMP, ChangedFiles, RolledBackCall
 
@@ -53,6 +53,7 @@ class _States:
 
     def __init__(self, store: Store, tip: str, files: Confined, changed: ChangedFiles) -> None:
         self.notes: list[str] = []
+        self._store = store
         self._states = store.states
         self._tip = tip
         self._files = files
@@ -60,7 +61,7 @@ class _States:
         self._moved = {one.before.content_hash: one.path for one in changed.changes if one.before is not None}
         self._room = KEPT_BYTES
 
-    def each(self) -> Iterator[tuple[str, Entry | Pending | None]]:
+    def each(self) -> Iterator[tuple[str, Entry | None]]:
         known = self._states.entry
         there: set[str] = set()
         for change in self._changed.changes:
@@ -75,14 +76,14 @@ class _States:
             if found is not None:
                 yield path, Entry("directory", _meta(found))
 
-    def _state(self, change: Change, after: FileVersion) -> Entry | Pending | None:
+    def _state(self, change: Change, after: FileVersion) -> Entry | None:
         found = self._changed.found(change.path) or self._files.look(change.path)
         if found is None:
             return None
         if after.kind == "directory":
             return Entry("directory", _meta(found))
         if after.kind == "symlink":
-            return Pending("symlink", _meta(found), os.fsencode(after.target or ""))
+            return Entry("symlink", _meta(found), self._store.add_blob(os.fsencode(after.target or "")))
         source = self._moved.get(after.content_hash) if after.content_hash is not None else None
         old = self._states.entry(self._tip, source) if source is not None else None
         if (
@@ -95,7 +96,7 @@ class _States:
         if after.content_hash is None:  # a socket, a pipe or a device
             return None
         self._room -= after.size
-        return Pending("file", _meta(found), self._changed.after(change.path))
+        return Entry("file", _meta(found), self._store.add_blob(self._changed.after(change.path)))
 
 
 def _meta(found: os.stat_result) -> Meta:

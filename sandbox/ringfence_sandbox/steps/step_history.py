@@ -27,7 +27,7 @@ from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, StatCache
 from ringfence_sandbox.steps.aborted_calls import keep_typed
 from ringfence_sandbox.steps.step_states import Differing
 from ringfence_sandbox.store.commits import REPLACED, CommitInfo, PreparedStep
-from ringfence_sandbox.store.entries import Difference, Entry, Pending
+from ringfence_sandbox.store.entries import Difference, Entry
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import Unknown
 from ringfence_sandbox.transaction.changes import ChangedFiles, History, RolledBackCall, ScannedStates
@@ -116,7 +116,7 @@ class StepHistory(History):
             receipt.client,
         )
 
-    def _since_tip(self, scanned: ScannedStates, info: CommitInfo) -> Mapping[str, Entry | Pending | None]:
+    def _since_tip(self, scanned: ScannedStates, info: CommitInfo) -> Mapping[str, Entry | None]:
         if scanned.since is None:
             return scanned.states
         now = self.store.prepare(scanned.states, info, after=scanned.since)

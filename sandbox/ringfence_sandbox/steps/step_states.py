@@ -9,13 +9,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.disk.confined import Confined, Looks
 from ringfence_sandbox.scan.scan import ScanLimits
-from ringfence_sandbox.store.entries import Entry, Meta, Pending, blob_id, is_directory, link_number
+from ringfence_sandbox.store.entries import Entry, Meta, blob_id, is_directory, link_number
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.unknown import NOTHING, Unknown
 from ringfence_sandbox.transaction.changes import ChangedFiles
@@ -83,8 +82,8 @@ class Differing:
             after = after.knowing(_kinds({change.path: change.after for change in self._changed.changes}))
         return before, Unknown({**after.reasons, **dict.fromkeys(self._large.values(), "too large")})
 
-    def external_states(self) -> dict[str, Entry | Pending | None]:
-        found: dict[str, Entry | Pending | None] = {}
+    def external_states(self) -> dict[str, Entry | None]:
+        found: dict[str, Entry | None] = {}
         for change in self._changed.changes:
             known = self._known(change.path)
             if change.path in self._large:
@@ -104,7 +103,7 @@ class Differing:
             if path not in self._paths or path in holding:
                 state = self._now(path)
                 if path in holding and not is_directory(state):  # the call has removed it again
-                    state = Pending("directory", Meta(0o755, os.geteuid(), os.getegid(), self._at_ns))
+                    state = Entry("directory", Meta(0o755, os.geteuid(), os.getegid(), self._at_ns))
                 if state is not None:
                     found[path] = state
         return found
@@ -116,10 +115,10 @@ class Differing:
             if (path := f"{directory}/{name}") not in self._paths:
                 yield path
 
-    def own_states(self, rewritten: Iterable[str] = ()) -> dict[str, Entry | Pending | None]:
+    def own_states(self, rewritten: Iterable[str] = ()) -> dict[str, Entry | None]:
         """``rewritten`` are paths of which more may have changed than was told."""
         left_out = {*self._large.values()}
-        found: dict[str, Entry | Pending | None] = {
+        found: dict[str, Entry | None] = {
             change.path: None
             if change.after is None or change.path in left_out
             else self._now(change.path, change.after.content_hash)
@@ -133,7 +132,7 @@ class Differing:
         for path in self._changed.made_again:
             known, state = self._known(path), self._now(path)
             # What somebody else had made of it, and the history has not seen, is not of this step.
-            if path not in found and isinstance(state, Entry) and known is not None and known.same_content(state):
+            if path not in found and state is not None and known is not None and known.same_content(state):
                 found[path] = state
                 again.append(path)
         for path in all_above([*self._paths, *again]):
@@ -142,7 +141,7 @@ class Differing:
                 found[path] = state if path in found else self._only_newer(path, state)
         return found
 
-    def _only_newer(self, path: str, state: Entry | Pending) -> Entry | Pending:
+    def _only_newer(self, path: str, state: Entry) -> Entry:
         """A directory whose time the call has changed. Whoever changed its bits was somebody else."""
         known = self._known(path)
         if known is None or known.kind != "directory" or known.meta.mode == state.meta.mode:
@@ -177,18 +176,18 @@ class Differing:
             return hashlib.sha256(content).hexdigest() == before.content_hash
         return len(content) == before.size and content == self._changed.before(change.path)
 
-    def _before(self, path: str, before: FileVersion, known: Entry | None) -> Pending | None:
+    def _before(self, path: str, before: FileVersion, known: Entry | None) -> Entry | None:
         if known is not None:
             meta = replace(known.meta, mode=before.mode, link=0)
         else:
             meta = Meta(before.mode, os.geteuid(), os.getegid(), self._at_ns)
         if before.kind == "symlink":
-            return Pending("symlink", meta, os.fsencode(before.target or ""))
+            return Entry("symlink", meta, self._store.add_blob(os.fsencode(before.target or "")))
         if before.kind == "directory":
-            return Pending("directory", meta)
-        return Pending("file", meta, partial(self._changed.before, path))
+            return Entry("directory", meta)
+        return Entry("file", meta, self._store.add_blob(self._changed.before(path)))
 
-    def _now(self, path: str, sha256: str | None = None) -> Entry | Pending | None:
+    def _now(self, path: str, sha256: str | None = None) -> Entry | None:
         found = self._changed.found(path)
         if found is None:
             found = self._look(path)
@@ -203,7 +202,7 @@ class Differing:
         if stat.S_ISDIR(mode):
             return Entry("directory", meta)
         if stat.S_ISLNK(mode):
-            return Pending("symlink", meta, os.fsencode(self._files.read_link(path)))
+            return Entry("symlink", meta, self._store.add_blob(os.fsencode(self._files.read_link(path))))
         return None  # a socket, a pipe or a device: no history has it
 
     def _stored(self, path: str, meta: Meta, sha256: str | None) -> Entry:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -50,15 +49,6 @@ class Entry:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A new state of a path whose bytes the store may not have yet: a file's, or a symlink's target."""
-
-    kind: Kind
-    meta: Meta
-    content: bytes | Callable[[], bytes] = b""
-
-
 class Difference(NamedTuple):
     """A path whose states differ between two trees; None where it is not there."""
 
@@ -72,7 +62,7 @@ class Difference(NamedTuple):
         return self.before is None or not self.before.same_content(self.after)
 
 
-def is_directory(state: Entry | Pending | None) -> bool:
+def is_directory(state: Entry | None) -> bool:
     return state is not None and state.kind == "directory"
 
 

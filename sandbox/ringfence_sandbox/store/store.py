@@ -23,7 +23,7 @@ from ringfence.errors import TransactionError, format_error
 from ringfence.participants import Step
 from ringfence_sandbox.disk.state import Json
 from ringfence_sandbox.store.commits import CommitInfo, CommitRecord, PreparedStep, format_message, parse_message
-from ringfence_sandbox.store.entries import BLOB, COMMIT, TREE, Difference, Entry, Pending
+from ringfence_sandbox.store.entries import BLOB, COMMIT, TREE, Difference, Entry
 from ringfence_sandbox.store.objects import (
     UNREADABLE,
     HistoryObjects,
@@ -149,7 +149,7 @@ class Store:
 
     def prepare(
         self,
-        changes: Mapping[str, Entry | Pending | None],
+        changes: Mapping[str, Entry | None],
         info: CommitInfo,
         *,
         after: PreparedStep | None = None,
@@ -191,18 +191,11 @@ class Store:
             raise
         return PreparedStep(commit, parent, number, newest, root, tuple(path for path, _ in found), unknown)
 
-    def _stored(self, state: Entry | Pending | None) -> Entry | None:
-        if state is None:
-            return None
-        if isinstance(state, Entry):
-            # An `add_blob` that could not be written is forgotten; a step must not be made of its id.
-            if state.oid is not None and not self.objects.has(bytes.fromhex(state.oid)):
-                raise LookupError(f"the store does not have the content {state.oid}; add it again")
-            return state
-        if state.kind == "directory":
-            return Entry("directory", state.meta)
-        content = state.content if isinstance(state.content, bytes) else state.content()
-        return Entry(state.kind, state.meta, self.add_blob(content))
+    def _stored(self, state: Entry | None) -> Entry | None:
+        # An `add_blob` that could not be written is forgotten; a step must not be made of its id.
+        if state is not None and state.oid is not None and not self.objects.has(bytes.fromhex(state.oid)):
+            raise LookupError(f"the store does not have the content {state.oid}; add it again")
+        return state
 
     def _newest_number(self, after: PreparedStep | None) -> int:
         if after is not None:

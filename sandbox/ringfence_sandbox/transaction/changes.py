@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ringfence.participants import Step
     from ringfence.runtime.receipts import Receipt
     from ringfence_sandbox.store.commits import PreparedStep
-    from ringfence_sandbox.store.entries import Entry, Pending
+    from ringfence_sandbox.store.entries import Entry
     from ringfence_sandbox.store.unknown import Unknown
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class ChangedFiles(Protocol):
 class ScannedStates:
     """The new states of all that differs since a commit that is prepared (None: since the newest one)."""
 
-    states: Mapping[str, Entry | Pending | None]
+    states: Mapping[str, Entry | None]
     since: PreparedStep | None
     unknown: Unknown
 
