@@ -36,7 +36,8 @@ class Edits:
     def __init__(self, transactions: Transactions, can: Abilities) -> None:
         self.transactions = transactions
         self._files: Confined = transactions.files
-        self._read_set = transactions.read_set
+        self._undo = transactions.undo
+        self._read_set = self._undo.read_set
         self._tmpfile = can.tmpfile
         self._filesystem_type = can.filesystem_type
 
@@ -85,7 +86,7 @@ class Edits:
             raise IsADirectoryError(errno.ENOTEMPTY, "the directory is not empty, it takes recursive=True", normal)
         with self.transactions.operation():
             slot = self._displace(found)
-            if found.is_directory and not recursive and self._files.names(self.transactions.holding.place(slot)):
+            if found.is_directory and not recursive and self._files.names(self._undo.holding.place(slot)):
                 raise stale(found.place)  # somebody has come between
 
     def mkdir(self, normal: str, parents: bool, exist_ok: bool) -> None:
@@ -131,8 +132,8 @@ class Edits:
                 with self._files.parent(found.place) as (at, name):
                     self._replace(at, name, found.place, found.stat, b"", append=True, mode=mode)
                 return
-            after = replace(State.of(found.stat, self.transactions.written.hash_of(found.stat)), mode=mode)
-            self.transactions.touch(found.place, found.stat, after)
+            after = replace(State.of(found.stat, self._undo.written.hash_of(found.stat)), mode=mode)
+            self._undo.touch(found.place, found.stat, after)
             with self._files.parent(found.place) as (at, name):
                 if os.lstat(name, dir_fd=at).st_ino != found.stat.st_ino:
                     raise FileNotFoundError(errno.ENOENT, "was replaced meanwhile", normal)
@@ -186,18 +187,18 @@ class Edits:
     def _make_directory(self, place: str) -> None:
         self._read_set.check(place, None)
         made = State("directory", 0, 0, 0, 0, 0, 0)  # its inode is known when it is there
-        self.transactions.touch(place, None, made)
-        with ChangedDirectory(self.transactions.times, place) as (at, name):
+        self._undo.touch(place, None, made)
+        with ChangedDirectory(self._undo.times, place) as (at, name):
             failpoint("mkdir")
             os.mkdir(name, 0o777, dir_fd=at)
             made = State.of(os.lstat(name, dir_fd=at))
-        self.transactions.made_directory(place, made)
+        self._undo.made_directory(place, made)
         self._read_set.wrote(place, made)
 
     def _displace(self, found: Found) -> int:
         """Take a file, or a directory with all that is in it, out of the tree; the slot to which it comes."""
         assert found.stat is not None
-        path, holding = found.place, self.transactions.holding
+        path, holding = found.place, self._undo.holding
         self._check_mounts(found)
         self._read_set.check(path, found.stat)
         slot = holding.new_slot(path)
@@ -205,18 +206,18 @@ class Edits:
             there = self._copied_up(above, name, found.stat)
             inside: Mapping[str, State] = {}
             if found.is_directory:
-                inside = self.transactions.touch_directory(path, holding.place(slot), there)
+                inside = self._undo.touch_directory(path, holding.place(slot), there)
             else:
-                self.transactions.touch(path, there, None, slot)
-            with ChangedDirectory(self.transactions.times, path) as (at, name):
-                self.transactions.renames.rename(at, name, holding.descriptor, str(slot))
+                self._undo.touch(path, there, None, slot)
+            with ChangedDirectory(self._undo.times, path) as (at, name):
+                self._undo.renames.rename(at, name, holding.descriptor, str(slot))
                 if not State.of(there).fits(holding.look(slot)) or (
                     found.is_directory and states_inside(self._files, holding.place(slot)) != inside
                 ):
-                    self.transactions.renames.rename(holding.descriptor, str(slot), at, name)
+                    self._undo.renames.rename(holding.descriptor, str(slot), at, name)
                     raise stale(path)
         if not found.is_directory:
-            self.transactions.displaced(path, there, holding.place(slot))
+            self._undo.displaced(path, there, holding.place(slot))
         self._read_set.wrote(path, None)
         return slot
 
@@ -230,16 +231,16 @@ class Edits:
             found = self._copied_up(at, name, source.stat)
         with _Renaming(old):
             if source.is_directory:
-                self.transactions.touch_directory(old, new, found)
+                self._undo.touch_directory(old, new, found)
             else:
-                self.transactions.touch_move(old, new, found)
+                self._undo.touch_move(old, new, found)
             with (
-                ChangedDirectory(self.transactions.times, old) as (at, name),
-                ChangedDirectory(self.transactions.times, new) as (to, new_name),
+                ChangedDirectory(self._undo.times, old) as (at, name),
+                ChangedDirectory(self._undo.times, new) as (to, new_name),
             ):
-                self.transactions.renames.rename(at, name, to, new_name)
+                self._undo.renames.rename(at, name, to, new_name)
         self._read_set.wrote(old, None)
-        self._read_set.wrote(new, State.of(found, self.transactions.written.hash_of(found)))
+        self._read_set.wrote(new, State.of(found, self._undo.written.hash_of(found)))
 
     def _check_mounts(self, found: Found) -> None:
         """What is mounted in a directory would go along, and in the end be removed."""
@@ -262,33 +263,33 @@ class Edits:
 
     def put(self, place: str, slot: int, found: os.stat_result | None, made: State | None = None) -> None:
         """Give a new file, symlink or name from a slot its path, or exchange it with what is `found` there."""
-        holding, transactions = self.transactions.holding, self.transactions
+        holding, undo = self._undo.holding, self._undo
         there = holding.look(slot)
         assert there is not None, "it was made just now"
         state = made or State.of(there)
         self._read_set.check(place, found)
         with _Renaming(place):
-            transactions.touch(place, found, state, slot)
-            with ChangedDirectory(transactions.times, place) as (at, name):
+            undo.touch(place, found, state, slot)
+            with ChangedDirectory(undo.times, place) as (at, name):
                 if found is None:
-                    transactions.renames.rename(holding.descriptor, str(slot), at, name)
+                    undo.renames.rename(holding.descriptor, str(slot), at, name)
                 else:
                     self._exchange(at, name, place, slot, found)
-        transactions.placed(place, state.inode)
+        undo.placed(place, state.inode)
         self._read_set.wrote(place, state)
 
     def _exchange(self, at: int, name: str, place: str, slot: int, found: os.stat_result) -> None:
-        holding, renames = self.transactions.holding, self.transactions.renames
+        holding, renames = self._undo.holding, self._undo.renames
         renames.exchange(at, name, holding.descriptor, str(slot))
         if not State.of(found).fits(holding.look(slot)):
             renames.exchange(at, name, holding.descriptor, str(slot))
             raise stale(place)
-        self.transactions.displaced(place, found, holding.place(slot))
+        self._undo.displaced(place, found, holding.place(slot))
 
     # -- new files
 
     def _create(self, place: str, content: bytes) -> None:
-        slot = self.transactions.holding.new_slot(place)
+        slot = self._undo.holding.new_slot(place)
         with self._files.parent(place) as (at, _):
             descriptor = self._new_file(at, slot)
         try:
@@ -300,7 +301,7 @@ class Edits:
 
     def _new_file(self, at: int, slot: int) -> int:
         """A new file, in a slot, as if it were made in the directory `at`: its group, and its default ACL."""
-        holding = self.transactions.holding
+        holding = self._undo.holding
         if self._tmpfile:
             failpoint("create")
             try:
@@ -327,7 +328,7 @@ class Edits:
 
     def new_symlink(self, place: str, target: str) -> int:
         """The slot of a new symlink."""
-        holding = self.transactions.holding
+        holding = self._undo.holding
         slot = holding.new_slot(place)
         failpoint("symlink")
         os.symlink(target, str(slot), dir_fd=holding.descriptor)
@@ -346,7 +347,7 @@ class Edits:
     ) -> None:
         """Exchange the file at `place`, which is `name` in the open directory `at`, for a new one; ``mode`` is for one
         that only gets other permission bits."""
-        transactions, holding = self.transactions, self.transactions.holding
+        undo, holding = self._undo, self._undo.holding
         self._read_set.check(place, found, read=not append)
         found = self._copied_up(at, name, found)
         if mode is None and not os.access(name, os.W_OK, dir_fd=at, effective_ids=True):
@@ -368,10 +369,10 @@ class Edits:
         finally:
             os.close(descriptor)
         with _Renaming(place):
-            transactions.touch(place, found, made, slot, at)
-            transactions.times.before(at)
+            undo.touch(place, found, made, slot, at)
+            undo.times.before(at)
             self._exchange(at, name, place, slot, found)
-            transactions.times.after(at)
+            undo.times.after(at)
         self._read_set.wrote(place, made)
 
     def finished(self, descriptor: int, sha256: str | None, content: bytes | None) -> State:
@@ -380,7 +381,7 @@ class Edits:
             failpoint("fsync file")
             os.fsync(descriptor)
         state = State.of(os.fstat(descriptor), sha256)
-        self.transactions.written.note(state, content)
+        self._undo.written.note(state, content)
         return state
 
 

@@ -56,7 +56,7 @@ from ringfence_sandbox.opening import Opened
 from ringfence_sandbox.transaction.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.transaction.read_set import relinked
 from ringfence_sandbox.transaction.recovery import Recovered
-from ringfence_sandbox.transaction.transactions import Savepoint, SnapshotPoint
+from ringfence_sandbox.transaction.undo_log import Savepoint, SnapshotPoint
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -256,7 +256,7 @@ class HostFilesystem(Transactional):
             os.close(descriptor)
         call = self._current_call()
         if call is not None and not call.ended:  # a policy asks before the handler runs
-            self._transactions.read_set.note(call, place, found, sha256)
+            self._transactions.undo.read_set.note(call, place, found, sha256)
         return sha256
 
     def read(self, path: str, *, offset: int = 0, limit: int | None = None, encoding: str = "utf-8") -> ReadResult:
@@ -569,7 +569,7 @@ class HostFilesystem(Transactional):
         if call is not None and not call.sealed:
             sha256 = hashlib.sha256(content).hexdigest()
             call.note_read(self.lock, place, sha256)
-            self._transactions.read_set.note(call, place, found, sha256)
+            self._transactions.undo.read_set.note(call, place, found, sha256)
 
 
 def _prefix(normal: str) -> str:

@@ -17,7 +17,7 @@ from ringfence_sandbox.steps.metadata import apply_metadata
 from ringfence_sandbox.store.entries import Entry, blob_id, is_directory
 from ringfence_sandbox.store.states import States
 from ringfence_sandbox.transaction.read_set import stale
-from ringfence_sandbox.transaction.undo_log import Epoch, UndoRecord
+from ringfence_sandbox.transaction.undo_records import Epoch, UndoRecord
 
 _KINDS = {"file": stat.S_IFREG, "symlink": stat.S_IFLNK, "directory": stat.S_IFDIR}
 
@@ -157,7 +157,7 @@ class TreeWriter:
         assert entry is not None, "it is to be there"
         assert entry.oid is not None, "a file has an object id"
         other = self._other_name(path, entry, in_place)
-        holding = self._transactions.holding
+        holding = self._transactions.undo.holding
         if entry.kind == "symlink":
             slot = self._edits.new_symlink(path, os.fsdecode(self._content(entry.oid)))
             self._apply_metadata(path, slot, entry)
@@ -200,7 +200,7 @@ class TreeWriter:
         return known if known is not None else self._states.content(oid)
 
     def _apply_metadata(self, path: str, slot: int, entry: Entry) -> None:
-        if not apply_metadata(self._transactions.holding.descriptor, str(slot), entry.meta):
+        if not apply_metadata(self._transactions.undo.holding.descriptor, str(slot), entry.meta):
             self._note_owner(path, entry)
 
     def _give_owner(self, path: str, entry: Entry) -> None:

@@ -21,7 +21,7 @@ from ringfence_sandbox.store.entries import Difference, Entry, is_directory
 from ringfence_sandbox.transaction.changes import ChangedFiles
 from ringfence_sandbox.transaction.hold import Hold, Holding
 from ringfence_sandbox.transaction.restore import RestoreReport
-from ringfence_sandbox.transaction.undo_log import Epoch, is_below, rebased
+from ringfence_sandbox.transaction.undo_records import Epoch, is_below, rebased
 
 Note = Callable[[Mapping[str, Json]], None]
 """Writes a record into the log, if there is room."""

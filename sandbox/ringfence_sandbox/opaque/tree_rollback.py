@@ -23,7 +23,7 @@ from ringfence_sandbox.store.entries import Difference, Entry, blob_id, is_direc
 from ringfence_sandbox.store.states import States
 from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold
 from ringfence_sandbox.transaction.restore import Restore, RestoreReport
-from ringfence_sandbox.transaction.undo_log import Epoch, UndoRecord
+from ringfence_sandbox.transaction.undo_records import Epoch, UndoRecord
 
 Judge = Callable[[Difference, os.stat_result | None], bool]
 """Whether a path that differs was changed by the call; what is there now is given too."""

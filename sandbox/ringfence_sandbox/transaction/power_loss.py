@@ -17,7 +17,7 @@ from ringfence_sandbox.disk.confined import Confined, is_reserved, read_file
 from ringfence_sandbox.disk.kernel import Renames
 from ringfence_sandbox.disk.state import State
 from ringfence_sandbox.transaction.hold import Holding
-from ringfence_sandbox.transaction.undo_log import Epoch, is_below, rebased
+from ringfence_sandbox.transaction.undo_records import Epoch, is_below, rebased
 
 _BLOCK_BYTES = 512
 

@@ -11,7 +11,7 @@ from ringfence.participants import CallInfo
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.state import State
 from ringfence_sandbox.scan.stat_cache import Stamp, stamp_of
-from ringfence_sandbox.transaction.undo_log import is_below, rebased
+from ringfence_sandbox.transaction.undo_records import is_below, rebased
 
 _HASHED_BYTES = 1 << 20
 

@@ -36,7 +36,7 @@ from ringfence_sandbox.transaction.power_loss import repair_torn
 from ringfence_sandbox.transaction.replay import Replay
 from ringfence_sandbox.transaction.restore import Restore, RestoreReport
 from ringfence_sandbox.transaction.transactions import keep_conflicts
-from ringfence_sandbox.transaction.undo_log import last_slot
+from ringfence_sandbox.transaction.undo_records import last_slot
 
 if TYPE_CHECKING:
     from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls

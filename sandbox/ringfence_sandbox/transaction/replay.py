@@ -12,7 +12,7 @@ from ringfence_sandbox.disk.kernel import boot_id
 from ringfence_sandbox.disk.places import root_record
 from ringfence_sandbox.store.log import Record
 from ringfence_sandbox.transaction.power_loss import CommittedCall
-from ringfence_sandbox.transaction.undo_log import Epoch, replayed
+from ringfence_sandbox.transaction.undo_records import Epoch, replayed
 
 
 @dataclass(slots=True)

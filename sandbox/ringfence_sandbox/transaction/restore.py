@@ -35,7 +35,7 @@ from ringfence_sandbox.disk.kernel import Renames, failpoint, lstat, set_mode
 from ringfence_sandbox.disk.state import Json, State
 from ringfence_sandbox.transaction.hold import ChangedDirectory, DirectoryTimes, Hold
 from ringfence_sandbox.transaction.power_loss import is_same_writing, is_torn_file
-from ringfence_sandbox.transaction.undo_log import Epoch, Move, UndoRecord, is_below, rebased
+from ringfence_sandbox.transaction.undo_records import Epoch, Move, UndoRecord, is_below, rebased
 
 _HASHED_BYTES = 1 << 20
 """In the process, what is larger is known by its size and time alone: a rollback must not cost what a file weighs."""
