@@ -602,12 +602,12 @@ def test_a_displaced_file_that_a_program_takes_is_in_its_step(root: Path, worksp
         files.write("a.txt", "outer")
         files.delete("d/e", recursive=True)
         with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
-            sh(root, "mkdir theirs; mv $(find .ringfence-hold* -type f | head -n 1) theirs/taken")
+            sh(root, "mkdir theirs; mv $(find .ringfence-hold*/[0-9]* -type f | head -n 1) theirs/taken")
             inner.commit()
         outer.commit()
     assert workspace.steps()[-1].paths == ("a.txt", "d/e", "d/e/c.txt", "theirs", "theirs/taken")
     assert (root / "theirs/taken").exists()
-    assert not list(root.glob(".ringfence*"))
+    assert not list(root.glob(".ringfence*/[0-9]*"))
     workspace.undo()
     assert (root / "a.txt").read_bytes() == b"one\r\ntwo\r\n"
 

@@ -139,6 +139,7 @@ def test_a_call_that_has_looked_at_a_file_does_not_write_over_a_later_edit(
             assert held.changed() == []
         held.rollback()
     assert (root / "a.txt").read_bytes() == edited
+    workspace.close()
     assert sorted(os.listdir(root)) == ["a.txt", "d"]
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from ringfence_sandbox import is_reserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +32,19 @@ class CapturedPath:
         return self.kind, self.mode, self.size, self.owner, self.content
 
 
-def capture_tree(root: Path) -> dict[str, CapturedPath]:
-    """Every path below `root`, and the root itself as ""; names that are not UTF-8 have surrogate escapes."""
+def capture_tree(root: Path, *, held: bool = False) -> dict[str, CapturedPath]:
+    """Every path below `root`, and the root itself as ""; names that are not UTF-8 have surrogate escapes.
+
+    While a workspace is open there, what it holds is no part of the tree, unless it is asked for."""
     top = os.fsencode(root)
+    hides = not held and _is_open(top)
     found: dict[bytes, os.stat_result] = {b"": os.lstat(top)}
     waiting = [b""]
     while waiting:
         above = waiting.pop()
         for name in os.listdir(os.path.join(top, above)):
+            if hides and not above and is_reserved(os.fsdecode(name)):
+                continue
             path = os.path.join(above, name)
             found[path] = os.lstat(os.path.join(top, path))
             if stat.S_ISDIR(found[path].st_mode):
@@ -57,6 +65,17 @@ def capture_tree(root: Path) -> dict[str, CapturedPath]:
         )
         for path, one in found.items()
     }
+
+
+def _is_open(root: bytes) -> bool:
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _content(path: bytes, found: os.stat_result) -> str:

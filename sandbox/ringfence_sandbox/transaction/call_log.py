@@ -48,9 +48,14 @@ class CallLog:
 
     def write_hold(self, record: Mapping[str, Json]) -> None:
         """Without a wait for the disk: until the next record there is nothing in it that anybody could miss."""
-        assert self.file is not None, "a read-only filesystem changes nothing"
         self.write(record, wait=False)
-        self.file.head["holding"] = record
+
+    def name_hold(self, name: str | None) -> None:
+        """Have a new log begin with the name of the holding directory: files may come there before its next record."""
+        if self.file is not None:
+            self.file.head.pop("holding", None)
+            if name is not None:
+                self.file.head["holding"] = {"holding": name}
 
     def name(self, position: int) -> str:
         """A name for the call that runs, or the one in it that began at a position, which no other has."""
@@ -61,6 +66,11 @@ class CallLog:
         """Write down what makes a repeated rollback cheaper, if there is room."""
         if self.file is not None and self.file.busy:
             self.file.note(record)
+
+    def note_removal(self, record: Mapping[str, Json]) -> None:
+        """Write down that the hold is about to go, if there is room."""
+        assert self.file is not None, "a read-only filesystem has none"
+        self.file.note(record)
 
     def commit(self, step: str | None) -> None:
         """The commit point: with this record the call is committed, and the commit of its step is the newest."""

@@ -1,7 +1,8 @@
 """The hold: the directory in the root in which displaced files wait for the end of a call.
 
-No path of the workspace can have its name. What is in it has a number, its slot, for a name. A rollback finds a file
-there by its inode.
+It is made with the first change of an opening, emptied at the end of each call, and removed when the workspace is
+closed. No path of the workspace can have its name. What is in it has a number, its slot, for a name, but for a
+``.gitignore`` that hides it from git. A rollback finds a file there by its inode.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import secrets
 import shlex
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,6 @@ from ringfence_sandbox.disk.confined import HOLDING_PREFIX, Confined, open_file
 from ringfence_sandbox.disk.kernel import abilities, failpoint, lstat, open_within, set_mode
 from ringfence_sandbox.disk.places import state_directory_of
 from ringfence_sandbox.disk.state import Json, State
-from ringfence_sandbox.store.log import Log
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,8 +31,12 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MODE = 0o700
 _COPIED_BYTES = 1 << 20
+_IGNORE = ".gitignore"
 _STORE = "user.ringfence.store"
 """The attribute of a holding directory that names its store, for who opens the root with another one."""
+
+Note = Callable[[Mapping[str, Json]], None]
+"""Writes a record to the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,46 +69,33 @@ class Holding:
         """By slot, the path of the workspace that what is there belongs to."""
         self.displaced: dict[str, tuple[str, State]] = {}
         """By place, the path and the state of a file of the tree when it came here."""
+        self.used = False
+        """Whether anything may be in it."""
 
     @classmethod
-    def make(cls, files: Confined, name: str) -> Holding:
-        failpoint("mkdir")
-        try:
-            os.mkdir(name, _MODE, dir_fd=files.root)
-        except OSError as error:
-            code = error.errno or errno.EACCES
-            if code not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise
-            words = (
-                f"the root of the workspace cannot be written ({os.strerror(code)}), and what a call replaces waits "
-                "there for its end: give this user the right to write in it"
-            )
-            raise OSError(code, words) from error
-        try:
-            return cls(files, name)
-        except OSError:  # too many files are open, say
-            os.rmdir(name, dir_fd=files.root)
-            raise
-
-    @classmethod
-    def make_logged(cls, files: Confined, note: Callable[[Mapping[str, Json]], None], store: str) -> Holding:
-        """Make one under a new name, which the log has first. The root keeps its times, now and when it is
-        removed."""
-        root = os.fstat(files.root)
+    def make(cls, files: Confined, note: Note, store: str) -> Holding:
+        """Make one under a new name, which the log has first."""
         name = HOLDING_PREFIX + secrets.token_hex(8)
-        note({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]})
-        try:
-            made = cls.make(files, name)
+        with _same_root_times(files, name, note):
+            try:
+                _make(files, name)
+            except OSError as error:
+                code = error.errno or errno.EACCES
+                if code not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise
+                words = (
+                    f"the root of the workspace cannot be written ({os.strerror(code)}), and what a call replaces "
+                    "waits there for its end: give this user the right to write in it"
+                )
+                raise OSError(code, words) from error
+            try:
+                made = cls(files, name)
+            except OSError:  # too many files are open, say
+                remove_unused(files, name)
+                raise
             with suppress(OSError):  # not every filesystem has such attributes
                 os.setxattr(made.descriptor, _STORE, os.fsencode(store))
             return made
-        finally:
-            failpoint("utime")
-            with suppress(PermissionError):  # another user's root
-                os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
-
-    def close(self) -> None:
-        os.close(self.descriptor)
 
     @classmethod
     def found(cls, files: Confined, name: str, last: int) -> Holding:
@@ -125,13 +116,18 @@ class Holding:
         self.descriptor = descriptor
         self._go_on()
 
+    def close(self) -> None:
+        os.close(self.descriptor)
+
     @property
-    def is_gone(self) -> bool:
-        """Whether somebody has removed it. (What has moved away goes on to hold.)"""
-        return os.fstat(self.descriptor).st_nlink == 0
+    def is_in_place(self) -> bool:
+        """Whether it is in the root under its name."""
+        there = lstat(self._files.root, self.name)
+        return there is not None and os.path.samestat(there, os.fstat(self.descriptor))
 
     def _go_on(self) -> None:
         """Give no slot of which something is there."""
+        self.used = True
         self._taken = {name.partition(".")[0] for name in os.listdir(self.descriptor)}
 
     def new_slot(self, path: str = "") -> int:
@@ -139,6 +135,7 @@ class Holding:
         while str(self._next) in self._taken:
             self._next += 1
         self._next += 1
+        self.used = True
         if path:
             self.paths[self._next - 1] = path
         return self._next - 1
@@ -171,7 +168,8 @@ class Holding:
         try:
             with os.scandir(descriptor) as entries:
                 for entry in entries:
-                    found.setdefault(entry.inode(), []).append(f"{self.name}/{entry.name}")
+                    if entry.name != _IGNORE:
+                        found.setdefault(entry.inode(), []).append(f"{self.name}/{entry.name}")
         finally:
             os.close(descriptor)
         return found
@@ -227,27 +225,69 @@ class Holding:
             finally:
                 os.close(descriptor)
             for name, status in found.items():
-                if status is not None:
+                if status is not None and (place, name) != (self.name, _IGNORE):
                     yield f"{place}/{name}", status
                     if stat.S_ISDIR(status.st_mode):
                         waiting.append(f"{place}/{name}")
 
-    def empty(self) -> Sequence[str]:
-        """Remove all that is in it; the names of what would not go, where something would not."""
-        return _empty(self.descriptor)
+    def empty(self, *, but: str = _IGNORE) -> list[str]:
+        """Remove all that is in it ``but`` one file; in words what would not go."""
+        if not self.used:
+            return []
+        self.used = False
+        self.paths.clear()
+        self.displaced.clear()
+        try:
+            left = _empty(self.descriptor, but)
+        except FileNotFoundError:  # somebody has removed it
+            left = []
+        except OSError as error:
+            left = [str(error)]
+        return [_left_words(self.name, left)] if left else []
 
-    def remove(self) -> None:
-        """Remove the empty directory itself."""
-        failpoint("rmdir")
-        with suppress(FileNotFoundError):
-            os.rmdir(self.name, dir_fd=self._files.root)
+    def remove(self, note: Note) -> list[str]:
+        """Remove it with all that is in it, and close it; in words what would not go."""
+        self.used = True
+        left = self.empty(but="")
+        if not left and self.is_in_place:
+            try:
+                with _same_root_times(self._files, self.name, note):
+                    failpoint("rmdir")
+                    os.rmdir(self.name, dir_fd=self._files.root)
+            except OSError as error:
+                left = [_left_words(self.name, [str(error)])]
+        self.close()
+        return left
 
 
-def holding_store(files: Confined, name: str) -> str:
-    """The store that a holding directory names, or nothing. What runs in the workspace can write anything there."""
-    with suppress(OSError):
-        return os.fsdecode(os.getxattr(f"/proc/self/fd/{files.root}/{name}", _STORE, follow_symlinks=False))
-    return ""
+def _left_words(name: str, left: Sequence[str]) -> str:
+    return f"{name} could not be removed whole ({', '.join(left[:5])}): the next opening tries again"
+
+
+@contextmanager
+def _same_root_times(files: Confined, name: str, note: Note) -> Generator[None]:
+    """Have the root keep its times while a holding directory comes or goes. The log has them first, for a kill."""
+    root = os.fstat(files.root)
+    note({"holding": name, "times": [root.st_atime_ns, root.st_mtime_ns]})
+    try:
+        yield
+    finally:
+        failpoint("utime")
+        with suppress(PermissionError):  # another user's root
+            os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
+
+
+def remove_unused(files: Confined, name: str) -> None:
+    """Remove a holding directory in which nothing waits. OSError: something does."""
+    descriptor = os.open(name, _OPEN, dir_fd=files.root)
+    try:
+        if os.listdir(descriptor) == [_IGNORE]:
+            failpoint("unlink")
+            os.unlink(_IGNORE, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+    failpoint("rmdir")
+    os.rmdir(name, dir_fd=files.root)
 
 
 def _have(files: Confined, name: str) -> None:
@@ -261,21 +301,33 @@ def _have(files: Confined, name: str) -> None:
     if found is not None:
         failpoint("unlink")
         os.unlink(name, dir_fd=files.root)
-    failpoint("mkdir")
-    os.mkdir(name, _MODE, dir_fd=files.root)
+    _make(files, name)
     with suppress(PermissionError):  # another user's root
         os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
 
 
-def _empty(top: int) -> list[str]:
-    """Remove everything in a directory, also from directories that were made unwritable; no link is followed.
+def _make(files: Confined, name: str) -> None:
+    failpoint("mkdir")
+    os.mkdir(name, _MODE, dir_fd=files.root)
+    with suppress(OSError):  # a full disk, say: then git sees the directory
+        failpoint("create")
+        descriptor = os.open(f"{name}/{_IGNORE}", _NEW, 0o600, dir_fd=files.root)
+        try:
+            os.write(descriptor, b"*\n")
+        finally:
+            os.close(descriptor)
+
+
+def _empty(top: int, but: str) -> list[str]:
+    """Remove everything in a directory ``but`` one name, also from directories that were made unwritable; no link is
+    followed. What would not go.
 
     Goes down and comes up again by names, so that no depth uses up the descriptors.
     """
     left: list[str] = []
     # Opened anew: btrfs lists in an open directory only what was in it when it was opened.
     opened = os.open(".", _OPEN, dir_fd=top)
-    waiting: list[tuple[int, list[str]]] = [(opened, os.listdir(opened))]
+    waiting: list[tuple[int, list[str]]] = [(opened, [name for name in os.listdir(opened) if name != but])]
     above: list[str] = []
     while waiting:
         descriptor, names = waiting[-1]
@@ -331,29 +383,11 @@ def _open_here(descriptor: int, name: str) -> int:
     return opened
 
 
-def drop_holding(files: Confined, holding: Holding, log: Log) -> list[str]:
-    """Remove a holding directory, and leave the root's times as they are; what would not go, in words."""
-    try:
-        left = list(holding.empty())
-        if not left:
-            root = os.fstat(files.root)
-            times = (root.st_atime_ns, root.st_mtime_ns)
-            log.note({"dropping": holding.name, "times": [*times]})
-            holding.remove()
-            failpoint("utime")
-            with suppress(PermissionError):
-                os.utime(files.root, ns=times)
-    except OSError as error:
-        left = [str(error)]
-    holding.close()
-    if left:
-        return [f"{holding.name} could not be removed whole ({', '.join(left[:5])}): the next opening tries again"]
-    return []
-
-
 def describe_unknown(files: Confined, name: str, store: str) -> str:
     """What to do about a holding directory with files in it that the log of a store does not know, in words."""
-    root, owner = os.readlink(f"/proc/self/fd/{files.root}"), holding_store(files, name)
+    root, owner = os.readlink(f"/proc/self/fd/{files.root}"), ""
+    with suppress(OSError):  # what runs in the workspace can write anything there
+        owner = os.fsdecode(os.getxattr(f"/proc/self/fd/{files.root}/{name}", _STORE, follow_symlinks=False))
     state = state_directory_of(owner, root) if owner != store else None
     if state is None:
         ran = "If it ran with another RINGFENCE_STATE_DIR, `ringfence recover` with that one takes it back"
@@ -366,16 +400,13 @@ def describe_unknown(files: Confined, name: str, store: str) -> str:
     )
 
 
-def _nobody(_: os.stat_result) -> None: ...
-
-
 class DirectoryTimes:
     """The times that the call's own changes have left directories with, by inode. A directory with another one was
     changed by somebody else, and ``changed`` is called. (On the way of every file: one look before, and one after.)"""
 
     def __init__(self, files: Confined) -> None:
         self.files = files
-        self.changed: Callable[[os.stat_result], None] = _nobody
+        self.changed: Callable[[os.stat_result], None] = lambda _: None
         self._left: dict[int, int] = {}
 
     def before(self, directory: int) -> None:

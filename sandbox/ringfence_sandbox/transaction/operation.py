@@ -61,8 +61,8 @@ class Operation:
             self._transactions.end_operation(self._began, failed=error is not None)
             if isinstance(error, OSError) and error.errno == errno.EXDEV:
                 raise OSError(errno.EXDEV, _ELSEWHERE, error.filename) from error
-            if isinstance(error, FileNotFoundError) and (holding := self._transactions.undo.held) and holding.is_gone:
-                raise OSError(errno.ESTALE, _GONE.format(holding.name)) from error
+            if isinstance(error, FileNotFoundError) and (hold := self._transactions.undo.held) and not hold.is_in_place:
+                raise OSError(errno.ESTALE, _GONE.format(hold.name)) from error
             if is_full(error):
                 raise OSError(error.errno, f"{error.strerror}: {_FULL}") from error
         finally:

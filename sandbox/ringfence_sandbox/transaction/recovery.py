@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -29,7 +29,7 @@ from ringfence_sandbox.transaction.changes import (
     noting_failure,
     states_inside,
 )
-from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold, Holding, describe_unknown, drop_holding
+from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold, Holding, describe_unknown, remove_unused
 from ringfence_sandbox.transaction.interrupted_calls import KilledCall, note_killed
 from ringfence_sandbox.transaction.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.transaction.power_loss import repair_torn
@@ -99,6 +99,13 @@ class Recovery:
         Raises:
             RestoreFailedError: something could not be brought back; the log stays as it is.
         """
+        try:
+            return self._run()
+        finally:
+            if self._held is not None:
+                self._held.close()
+
+    def _run(self) -> Recovered | None:
         replay = self._replay
         if not replay.is_of(self._files.root):
             self._note_damage()
@@ -116,8 +123,8 @@ class Recovery:
                 del replay.holdings[-1:]
         damaged = self._repair_torn() if replay.lost_power else ()
         self._remove_unknown_holdings()
-        for name in replay.holdings:
-            self._drop(name)
+        left = [note for name in replay.holdings for note in self._drop(name)]
+        self._notes += left
         if self._take_stamp_off() and replay.call is None:
             self._notes.append(
                 "a call that ran a program was killed, and the log that knew of it is lost: what the program had "
@@ -129,10 +136,10 @@ class Recovery:
         if recovered is not None:
             conflicts = tuple(sorted({*recovered.conflicts, *damaged}))
             recovered = replace(recovered, conflicts=conflicts, notes=tuple(self._notes))
-        self._end_call(recovered)
+        self._end_call(recovered, is_needed=bool(left))
         return recovered
 
-    def _end_call(self, recovered: Recovered | None) -> None:
+    def _end_call(self, recovered: Recovered | None, *, is_needed: bool) -> None:
         """The last of a recovery: nothing is to be done at the next opening."""
         replay, log = self._replay, self._log
         if recovered is not None and replay.call is not None:
@@ -142,6 +149,8 @@ class Recovery:
         if replay.call is None and replay.ended is not None:  # it may have been killed before it wrote the receipt
             self._note_killed(replay.ended, Recovered("finished", *replay.ended))
         log.busy = False
+        if is_needed:  # the next opening has to find the names of what is left
+            return
         if not self._history.seal() and log.damage is not None:  # what is written behind the damage would not count
             words = "the damaged log of the history could not be replaced by a new one: make room, and open it again"
             raise OSError(errno.ENOSPC, words, str(log.path))
@@ -170,13 +179,13 @@ class Recovery:
         """The log is about another tree, which stood at the root before: a copy has its call, which is over here."""
         replay, log = self._replay, self._log
         recovered = None
-        if replay.call is not None or replay.holdings:
+        if replay.call is not None:
             aside = next(path for n in itertools.count(1) if not os.path.exists(path := f"{log.path}.aside-{n}"))
             shutil.copyfile(log.path, aside)
             said = (
                 f"the tree at the root is another one than the log is about; a copy of the log was set aside as {aside}"
             )
-            recovered = Recovered("set aside", *(replay.call or ("", "")), (), (*self._notes, said))
+            recovered = Recovered("set aside", *replay.call, (), (*self._notes, said))
         log.append({"set aside": True})
         self._history.seal()
         return recovered
@@ -214,7 +223,6 @@ class Recovery:
         self._notes += [*taken.notes, *report.notes]
         if self._held is not None:
             self._notes += keep_conflicts(self._held, report, self._kept)
-            self._held.close()
         return Recovered("rolled back", *call, tuple(sorted(taken.conflicts | report.conflicts)))
 
     def _find_holding(self, first_opaque: int) -> bool:
@@ -229,13 +237,9 @@ class Recovery:
 
     def _make_holding(self) -> Holding:
         if self._held is None:
-            self._held = self._new_holding()
+            self._held = Holding.make(self._files, self._write, self._store)
+            self._replay.holdings.append(self._held.name)
         return self._held
-
-    def _new_holding(self) -> Holding:
-        holding = Holding.make_logged(self._files, self._write, self._store)
-        self._replay.holdings.append(holding.name)
-        return holding
 
     def _write(self, record: Mapping[str, Json]) -> None:
         self._log.append(record, reserve=0)
@@ -326,8 +330,7 @@ class Recovery:
         """Repair what the loss of power damaged; the paths of which nobody knows what they were."""
         if not any(epoch.records for call in self._replay.done for epoch in call.epochs):
             return ()
-        with closing(self._new_holding()) as holding:
-            found = repair_torn(self._files, self._replay.done, self._history.content, self._renames, holding)
+        found = repair_torn(self._files, self._replay.done, self._history.content, self._renames, self._make_holding())
         if found.repaired:
             self._notes.append(f"a loss of power had damaged {', '.join(found.repaired)}: repaired from the history")
         if found.damaged:
@@ -351,7 +354,7 @@ class Recovery:
         for name in os.listdir(self._files.root):
             if is_reserved(name) and name not in self._replay.holdings:
                 try:
-                    os.rmdir(name, dir_fd=self._files.root)
+                    remove_unused(self._files, name)
                     os.utime(self._files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
                 except OSError:
                     self._notes.append(describe_unknown(self._files, name, self._store))
@@ -359,25 +362,22 @@ class Recovery:
     def _mend_root_times(self) -> None:
         """Where the last opener was killed between making or removing a holding directory and setting the root's
         times."""
-        if self._replay.in_hand is None:
-            return
-        root = os.fstat(self._files.root)
+        root, times = os.fstat(self._files.root), self._replay.root_times
         # A change of the root that is not from the very moment of the last record is somebody else's.
-        if abs(root.st_mtime_ns - self._log.modified_ns) < _MOMENT_NS:
+        if times is not None and abs(root.st_mtime_ns - self._log.modified_ns) < _MOMENT_NS:
             with suppress(OSError):
-                os.utime(self._files.root, ns=self._replay.in_hand[1])
+                os.utime(self._files.root, ns=times)
 
-    def _drop(self, name: str) -> None:
-        """Remove a holding directory with what is in it."""
+    def _drop(self, name: str) -> list[str]:
+        """Remove a holding directory with what is in it; in words what would not go."""
         there = self._files.look(name)
         if there is None:
-            return
+            return []
         if not stat.S_ISDIR(there.st_mode):
             words = "in the root is not the directory any more in which displaced files waited: remove it"
             self._notes.append(f"{name} {words}")
-            return
-        holding = Holding.found(self._files, name, -1)
-        self._notes += drop_holding(self._files, holding, self._log)
+            return []
+        return Holding.found(self._files, name, -1).remove(self._log.note)
 
 
 def _with_advice(error: OSError) -> OSError:

@@ -22,8 +22,8 @@ class Replay:
     root: Sequence[object] | None = None
     holdings: list[str] = field(default_factory=list[str])
     """All holding directories that the log names; the open call holds in the last."""
-    in_hand: tuple[str, tuple[int, int]] | None = None
-    """A holding directory about to come or to go when the log ends, and the times that the root is to keep."""
+    root_times: tuple[int, int] | None = None
+    """The times that the root is to keep, where the log ends with a holding directory about to come or to go."""
     call: tuple[str, str] | None = None
     ended: tuple[str, str] | None = None
     """The last call, where it has ended and was committed as a step: who made it has not closed the workspace since."""
@@ -82,15 +82,15 @@ class Replay:
         return replay
 
     def _add(self, record: Record) -> None:
-        self.in_hand = None
+        self.root_times = None
         match record.values:
             case {"root": [int(inode), (int() | None) as born, int(device), str(boot)]}:
                 self.root = [inode, born, device, boot]
-            case {"holding": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
-                self.holdings.append(name)
-                self.in_hand = (name, (atime_ns, mtime_ns))
-            case {"dropping": str(name), "times": [int(atime_ns), int(mtime_ns)]}:
-                self.in_hand = (name, (atime_ns, mtime_ns))
+            case {"holding": str(name), **more}:
+                if name not in self.holdings:
+                    self.holdings.append(name)
+                if "times" in more:
+                    self.root_times = cast("tuple[int, int]", tuple(cast("list[int]", more["times"])))
             case {"begin": str(call_id), "tool": str(tool), "at": int(began_ns)}:
                 self._begin((call_id, tool), began_ns)
                 self.doubtful = False

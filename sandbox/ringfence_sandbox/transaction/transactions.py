@@ -25,7 +25,7 @@ from ringfence_sandbox.transaction.changes import (
     TypedChanges,
     noting_failure,
 )
-from ringfence_sandbox.transaction.hold import Holding, drop_holding
+from ringfence_sandbox.transaction.hold import Holding
 from ringfence_sandbox.transaction.operation import Operation
 from ringfence_sandbox.transaction.read_set import stale, written_meanwhile
 from ringfence_sandbox.transaction.restore import Make, Restore, RestoreReport
@@ -127,10 +127,11 @@ class Transactions:
             if call_id and self._history is not None:
                 self._history.begin()
             self.undo.log.label = (call_id, tool)
-            if not self.undo.snapshots and self.undo.held is not None:
+            if not self.undo.snapshots:
                 self._forget()
-            if self.undo.held is not None and self.undo.held.is_gone:
-                self.undo.find_holding()
+            if self.undo.held is not None and not self.undo.held.is_in_place:  # removed: the next need makes another
+                self.undo.held.close()
+                self.undo.held = None
         savepoint = Savepoint(self.undo.position(), outermost, call_id, tool, opaque)
         self.undo.savepoints.append(savepoint)
         if opaque:
@@ -434,14 +435,10 @@ class Transactions:
         self.undo.epochs = [Epoch()]
         self.undo.places.clear()
         self.undo.own.clear()
-        holding, self.undo.held = self.undo.held, None
-        if holding is None or self.undo.log.file is None:
+        if self.undo.held is None:
             return []
-        keep_written(holding, self._kept)
-        notes = drop_holding(self.files, holding, self.undo.log.file)
-        if not notes:
-            del self.undo.log.file.head["holding"]
-        return notes
+        keep_written(self.undo.held, self._kept)
+        return self.undo.held.empty()
 
     def close(self) -> None:
         """End what is open by rolling it back, and drop what snapshots held."""
@@ -449,6 +446,7 @@ class Transactions:
             self.rollback(self.undo.savepoints[0])
         self.undo.snapshots = weakref.WeakSet()
         self._forget()
+        self.undo.close()
 
     # -- snapshots
 

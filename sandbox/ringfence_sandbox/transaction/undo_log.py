@@ -65,8 +65,8 @@ class RunningOperation:
 
 
 class UndoLog:
-    """Of one opened workspace. A change is told to `touch`, `touch_move` or `touch_directory` before it is made, and is in
-    the log when that returns."""
+    """Of one opened workspace. A change is told to `touch`, `touch_move` or `touch_directory` before it is made. When
+    that returns, it is in the log."""
 
     def __init__(self, files: Confined, renames: Renames, log: CallLog, store: str) -> None:
         """``store`` is the directory of the store, which the holding directory names."""
@@ -96,7 +96,8 @@ class UndoLog:
         if self.read_set.unsure:
             self.find_holding()
         if self.held is None:
-            self.held = Holding.make_logged(self.files, self.log.write_hold, self._store)
+            self.held = Holding.make(self.files, self.log.write_hold, self._store)
+            self.log.name_hold(self.held.name)
         return self.held
 
     @property
@@ -289,3 +290,9 @@ class UndoLog:
         if self.held is not None and not (report.conflicts or report.errors):
             self.held.discard(operation.slots)
         return report
+
+    def close(self) -> None:
+        """Remove the holding directory, unless something in it would not go: then the next opening has to find it."""
+        if self.held is None or not self.held.remove(self.log.note_removal):
+            self.log.name_hold(None)
+        self.held = None
