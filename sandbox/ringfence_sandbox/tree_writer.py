@@ -13,8 +13,7 @@ from ringfence_sandbox.disk.kernel import failpoint
 from ringfence_sandbox.disk.new_files import copy_attributes, write_all
 from ringfence_sandbox.disk.state import State
 from ringfence_sandbox.edits import Edits
-from ringfence_sandbox.steps.metadata import apply_metadata
-from ringfence_sandbox.store.entries import Entry, blob_id, is_directory
+from ringfence_sandbox.store.entries import Entry, apply_metadata, blob_id, is_directory
 from ringfence_sandbox.store.states import States
 from ringfence_sandbox.transaction.read_set import stale
 from ringfence_sandbox.transaction.undo_records import Epoch, UndoRecord

@@ -12,9 +12,16 @@ from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Renames, birth_ns
 from ringfence_sandbox.disk.state import Json
 from ringfence_sandbox.opaque.heartbeat import GRACE_NS, Heartbeat
-from ringfence_sandbox.opaque.kept_open import KeptOpen
 from ringfence_sandbox.opaque.scans import Scans
-from ringfence_sandbox.opaque.states import Aborted, After, Before, Displaced, ScannedFiles, is_only_time
+from ringfence_sandbox.opaque.states import (
+    Aborted,
+    After,
+    Before,
+    Displaced,
+    KeptOpen,
+    ScannedFiles,
+    is_only_time,
+)
 from ringfence_sandbox.opaque.tree_rollback import Judge, TreeRollback
 from ringfence_sandbox.scan.scan import clock_ahead_ns
 from ringfence_sandbox.store.entries import Difference, Entry, is_directory

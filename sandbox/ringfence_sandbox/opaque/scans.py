@@ -23,10 +23,9 @@ from ringfence_sandbox.steps.aborted_calls import keep_commit
 from ringfence_sandbox.steps.step_history import StepHistory
 from ringfence_sandbox.steps.step_states import Differing, all_above
 from ringfence_sandbox.store.commits import CommitInfo, PreparedStep
-from ringfence_sandbox.store.entries import Difference, Entry, blob_id, is_directory
+from ringfence_sandbox.store.entries import Difference, Entry, Unknown, blob_id, is_directory
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.trees import walk
-from ringfence_sandbox.store.unknown import Unknown
 from ringfence_sandbox.transaction.changes import ChangedFiles, ScannedStates, noting_failure
 
 KEPT_BYTES = 1 << 30

@@ -15,11 +15,9 @@ from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Renames, failpoint, set_mode
 from ringfence_sandbox.disk.new_files import write_all
 from ringfence_sandbox.disk.state import State, kind_of
-from ringfence_sandbox.opaque.kept_open import KeptOpen
-from ringfence_sandbox.opaque.states import After, Before, ExcludedFile
+from ringfence_sandbox.opaque.states import After, Before, ExcludedFile, KeptOpen
 from ringfence_sandbox.scan.stat_cache import Stamp, attributes_of, stamp_of
-from ringfence_sandbox.steps.metadata import apply_metadata
-from ringfence_sandbox.store.entries import Difference, Entry, blob_id, is_directory
+from ringfence_sandbox.store.entries import Difference, Entry, apply_metadata, blob_id, is_directory
 from ringfence_sandbox.store.states import States
 from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold
 from ringfence_sandbox.transaction.restore import Restore, RestoreReport

@@ -27,9 +27,8 @@ from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, StatCache
 from ringfence_sandbox.steps.aborted_calls import keep_typed
 from ringfence_sandbox.steps.step_states import Differing
 from ringfence_sandbox.store.commits import REPLACED, CommitInfo, PreparedStep
-from ringfence_sandbox.store.entries import Difference, Entry
+from ringfence_sandbox.store.entries import Difference, Entry, Unknown
 from ringfence_sandbox.store.store import Store
-from ringfence_sandbox.store.unknown import Unknown
 from ringfence_sandbox.transaction.changes import ChangedFiles, History, RolledBackCall, ScannedStates
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.disk.confined import Confined, Looks
 from ringfence_sandbox.scan.scan import ScanLimits
-from ringfence_sandbox.store.entries import Entry, Meta, blob_id, is_directory, link_number
+from ringfence_sandbox.store.entries import NOTHING, Entry, Meta, Unknown, blob_id, is_directory, link_number
 from ringfence_sandbox.store.store import Store
-from ringfence_sandbox.store.unknown import NOTHING, Unknown
 from ringfence_sandbox.transaction.changes import ChangedFiles
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from typing import Literal, TypeAlias, TypeVar
 from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above, is_dotgit
 from ringfence_sandbox.steps.text_merge import merged
 from ringfence_sandbox.store.commits import CommitRecord
-from ringfence_sandbox.store.entries import Difference, Entry, blob_id, is_directory
+from ringfence_sandbox.store.entries import Difference, Entry, Unknown, blob_id, is_directory
 from ringfence_sandbox.store.states import States
 from ringfence_sandbox.store.store import Store
-from ringfence_sandbox.store.unknown import Unknown
 
 ReversalOutcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
 _ValueT = TypeVar("_ValueT")

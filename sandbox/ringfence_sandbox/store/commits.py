@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
+from ringfence_sandbox.store.entries import NOTHING, Unknown
 from ringfence_sandbox.store.trees import Folder
-from ringfence_sandbox.store.unknown import NOTHING, Unknown
 
 CommitKind: TypeAlias = Literal["baseline", "step", "external", "aborted"]
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
+
+from ringfence_sandbox.disk.kernel import failpoint
 
 COMMIT, TREE, BLOB = 1, 2, 3
 """Git's numbers for the types of objects."""
@@ -100,3 +105,99 @@ def object_id(type_number: int, raw: bytes) -> bytes:
 def blob_id(content: bytes) -> str:
     """Git's id of the bytes of a file, in hex."""
     return object_id(BLOB, content).hex()
+
+
+MOST_NAMED = 10_000
+"""Of more, no names are kept, and of nothing that a state does not have can be said that it was not there."""
+_TOO_MANY = "too many to name"
+_ALL_BELOW = frozenset({"unreadable", "mounted", "too deep", "hidden"})
+"""Reasons why a directory is unknown: with all that is in it, whatever becomes known of itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Why each path is not known, by path; the reason holds for everything below it. The nearest one above counts: an
+    empty one says that the path is known again, below a directory that is not."""
+
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def of_scan(cls, excluded: Mapping[str, str]) -> Unknown:
+        """What a scan has left out, by path, with the reasons."""
+        if len(excluded) <= MOST_NAMED:
+            return cls(dict(sorted(excluded.items()))) if excluded else NOTHING
+        return cls({"": _TOO_MANY})
+
+    def why(self, path: str, *, there: bool = True) -> str | None:
+        """Why a path is not known, None if it is. ``there``: the commit has a state of it."""
+        reasons = self.reasons
+        if not reasons:
+            return None
+        for at in _up(path):
+            if at in reasons:
+                return reasons[at] or None
+        return None if there else reasons.get("")
+
+    def knowing(self, kinds: Mapping[str, str | None]) -> Unknown:
+        """After these paths were found to be of these kinds, or (None) not to be there, with all that is below."""
+        if not self.reasons:
+            return NOTHING
+        gone = {path for path, kind in kinds.items() if kind is None}
+        reasons = {
+            path: reason
+            for path, reason in self.reasons.items()
+            if not (path in kinds and not (kinds[path] == "directory" and reason in _ALL_BELOW))
+            and gone.isdisjoint(_up(path))
+        }
+        left = Unknown(reasons)
+        reasons |= {path: "" for path, kind in kinds.items() if kind != "directory" and left.why(path) is not None}
+        return Unknown(reasons)
+
+    def new_since(self, before: Unknown) -> Iterator[str]:
+        """The paths that this has to say of, and that were known before."""
+        return (path for path, reason in self.reasons.items() if path and reason and before.why(path) is None)
+
+    def to_bytes(self) -> bytes:
+        return json.dumps({"unknown": dict(sorted(self.reasons.items()))}).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Unknown:
+        return cls(json.loads(data)["unknown"])
+
+
+NOTHING = Unknown()
+
+
+def _up(path: str) -> Iterator[str]:
+    """A path and those that it is in, but not the root."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+
+
+def apply_metadata(at: int, name: str, meta: Meta) -> bool:
+    """Give what is at a name in the directory `at` what is different in `meta`, and never what a link leads to. Whether
+    the owner, too: where only root could, the bits that make a program another user's are left out."""
+    descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    try:
+        here = os.fstat(descriptor)
+        link = stat.S_ISLNK(here.st_mode)
+        # A link's own descriptor cannot be gone through, so it is named; it is never followed.
+        target, where = (name, at) if link else (f"/proc/self/fd/{descriptor}", None)
+        mode, owned = meta.mode, True
+        if (here.st_uid, here.st_gid) != (meta.uid, meta.gid):
+            failpoint("chown")
+            try:
+                os.chown(target, meta.uid, meta.gid, dir_fd=where, follow_symlinks=not link)
+            except PermissionError:
+                mode, owned = mode & ~(stat.S_ISUID | stat.S_ISGID), False
+        if not link and stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
+            failpoint("chmod")
+            os.chmod(target, mode)
+        if here.st_mtime_ns != meta.mtime_ns:
+            failpoint("utime")
+            with suppress(PermissionError):
+                os.utime(target, ns=(here.st_atime_ns, meta.mtime_ns), dir_fd=where, follow_symlinks=not link)
+        return owned
+    finally:
+        os.close(descriptor)

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Set
 from dulwich.objects import Commit
 
 from ringfence.participants import Change, FileVersion
-from ringfence_sandbox.store.entries import COMMIT, OID_BYTES, Difference, Entry
+from ringfence_sandbox.store.entries import COMMIT, NOTHING, OID_BYTES, Difference, Entry, Unknown
 from ringfence_sandbox.store.objects import HistoryObjects
 from ringfence_sandbox.store.trees import Folder, differences, entry_blobs, entry_of, load, tree_rows, walk
-from ringfence_sandbox.store.unknown import NOTHING, Unknown
 
 _KEPT_ROOTS = 4
 _LINK = re.compile(rb"^\S+ \S+ \S+ \S+ ([1-9]\d*) ", re.MULTILINE)

@@ -23,7 +23,7 @@ from ringfence.errors import TransactionError, format_error
 from ringfence.participants import Step
 from ringfence_sandbox.disk.state import Json
 from ringfence_sandbox.store.commits import CommitInfo, CommitRecord, PreparedStep, format_message, parse_message
-from ringfence_sandbox.store.entries import BLOB, COMMIT, TREE, Difference, Entry
+from ringfence_sandbox.store.entries import BLOB, COMMIT, TREE, Difference, Entry, Unknown
 from ringfence_sandbox.store.objects import (
     UNREADABLE,
     HistoryObjects,
@@ -35,7 +35,6 @@ from ringfence_sandbox.store.objects import (
 )
 from ringfence_sandbox.store.states import UNKNOWN, States, read_commit
 from ringfence_sandbox.store.trees import Builder, Folder, reachable
-from ringfence_sandbox.store.unknown import Unknown
 
 FOLDER = "history"
 """In the directory of a workspace's store."""

@@ -1,15 +1,22 @@
-"""What the calls of one workspace write into its log."""
+"""What the calls of one workspace write into its log, and what its records amount to when it is opened again."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import cast
 
+from ringfence_sandbox.disk.call_process import CallProcess
 from ringfence_sandbox.disk.confined import Confined
+from ringfence_sandbox.disk.kernel import boot_id
 from ringfence_sandbox.disk.places import root_record
 from ringfence_sandbox.disk.state import Json
-from ringfence_sandbox.store.log import Log
+from ringfence_sandbox.store.log import Log, Record
 from ringfence_sandbox.store.store import commit_record
+from ringfence_sandbox.transaction.power_loss import CommittedCall
+from ringfence_sandbox.transaction.undo_records import Epoch, replayed
 
 
 class CallLog:
@@ -84,3 +91,136 @@ class CallLog:
         assert self.file is not None
         self.file.note({"end": self.label[0], "committed": committed})
         self.file.busy = False
+
+
+@dataclass(slots=True)
+class Replay:
+    """As `of` reads it from the records, oldest first."""
+
+    root: Sequence[object] | None = None
+    holdings: list[str] = field(default_factory=list[str])
+    """All holding directories that the log names; the open call holds in the last."""
+    root_times: tuple[int, int] | None = None
+    """The times that the root is to keep, where the log ends with a holding directory about to come or to go."""
+    call: tuple[str, str] | None = None
+    ended: tuple[str, str] | None = None
+    """The last call, where it has ended and was committed as a step: who made it has not closed the workspace since."""
+    began_ns: int = 0
+    """When the call began to change files, in nanoseconds since 1970; 0: nobody knows."""
+    committed: bool = False
+    doubtful: bool = False
+    """Whether records of the open call are damaged."""
+    epochs: list[Epoch] = field(default_factory=lambda: [Epoch()])
+    """The undo log of the open call, without what was undone already."""
+    done: list[CommittedCall] = field(default_factory=list[CommittedCall])
+    """The calls that were committed."""
+    more: dict[int, tuple[str, bytes]] = field(default_factory=dict[int, tuple[str, bytes]])
+    """Of opaque calls, by number: the commit with the tree before, and what the log has besides."""
+    new_inodes: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
+    """Of opaque calls, by number: inodes that others have taken the place of since."""
+    kept: dict[int, str | None] = field(default_factory=dict[int, str | None])
+    """Of opaque calls that are being rolled back, the commit that has what they had changed."""
+    conflicts: set[str] = field(default_factory=set[str])
+    displaced: dict[str, str] = field(default_factory=dict[str, str])
+    moved: dict[str, str] = field(default_factory=dict[str, str])
+    """Conflicts of what was undone already."""
+    processes: list[CallProcess] = field(default_factory=list[CallProcess])
+
+    @property
+    def lost_power(self) -> bool:
+        """Whether the machine was started anew since: then what was not waited for may not be on the disk."""
+        return self.root is not None and self.root[3] != boot_id()
+
+    @property
+    def has_changes(self) -> bool:
+        return any(not epoch.is_empty for epoch in self.epochs)
+
+    @property
+    def at(self) -> datetime:
+        """When the call began, or now where nobody knows."""
+        return datetime.fromtimestamp(self.began_ns / 1e9, UTC) if self.began_ns else datetime.now(UTC)
+
+    def is_of(self, root: int) -> bool:
+        """Whether the log is about an opened root, as far as it says."""
+        if self.root is None:
+            return True
+        inode, born, device, boot = self.root
+        now = root_record(root)["root"]
+        assert isinstance(now, list)
+        return now[:2] == [inode, born] and (now[2] == device or boot != boot_id())
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> Replay:
+        replay = cls()
+        for record in records:
+            if "set aside" in record.values:
+                replay = cls()
+            else:
+                replay._add(record)
+        return replay
+
+    def _add(self, record: Record) -> None:
+        self.root_times = None
+        match record.values:
+            case {"root": [int(inode), (int() | None) as born, int(device), str(boot)]}:
+                self.root = [inode, born, device, boot]
+            case {"holding": str(name), **more}:
+                if name not in self.holdings:
+                    self.holdings.append(name)
+                if "times" in more:
+                    self.root_times = cast("tuple[int, int]", tuple(cast("list[int]", more["times"])))
+            case {"begin": str(call_id), "tool": str(tool), "at": int(began_ns)}:
+                self._begin((call_id, tool), began_ns)
+                self.doubtful = False
+            case {"damaged": int()}:
+                self.doubtful = True
+            case {"opaque": int(number), "commit": str(commit)}:
+                self.more[number] = commit, record.blob
+                replayed(self.epochs, record.values)
+            case {"restored": int()}:
+                self._add_conflicts(record.values)
+                replayed(self.epochs, record.values)
+            case {"undone": int(number)}:
+                self._add_conflicts(record.values)
+                first = next((n for n, epoch in enumerate(self.epochs) if epoch.opaque == number), len(self.epochs))
+                self.epochs[first:] = [Epoch()]
+                self._remap(number, dict(cast("list[tuple[int, int]]", record.values.get("became", []))))
+            case {"copied": [int(old), int(new)], "before": int(number)}:
+                self._remap(number, {old: new})
+            case {"taking back": int(number), "kept": (str() | None) as kept}:
+                self.kept[number] = kept
+            case {"process": [str(name), int(pid), int(ticks), str(boot)]}:
+                self.processes.append(CallProcess(name, pid, ticks, boot))
+            case {"commit": str()}:
+                self.committed = True
+                commit = record.values.get("oid")
+                self.done.append(CommittedCall(tuple(self.epochs), commit if isinstance(commit, str) else None))
+            case {"ref": str()}:
+                pass
+            case {"end": str()}:
+                self.ended = self.call if self.committed and self.done[-1].commit is not None else None
+                self.call, self.epochs = None, [Epoch()]
+            case values:
+                if self.committed and self.call is None and "undo" in values:  # the record of its begin was damaged
+                    self._begin(("", ""), 0)
+                replayed(self.epochs, values)
+
+    def _add_conflicts(self, values: Mapping[str, object]) -> None:
+        self.conflicts.update(cast("list[str]", values.get("conflicts", [])))
+        self.displaced.update(cast("dict[str, str]", values.get("displaced", {})))
+        self.moved.update(cast("dict[str, str]", values.get("moved", {})))
+
+    def _begin(self, call: tuple[str, str], began_ns: int) -> None:
+        self.call, self.began_ns, self.committed = call, began_ns, False
+        self.epochs, self.processes = [Epoch()], []
+        self.conflicts, self.displaced, self.moved = set(), {}, {}
+
+    def _remap(self, number: int, new_inodes: Mapping[int, int]) -> None:
+        """A rollback to where an opaque call began has made these files anew, as other inodes."""
+        for known in [known for known in self.more if known <= number]:
+            earlier = self.new_inodes.get(known, {})
+            self.new_inodes[known] = {**new_inodes, **{old: new_inodes.get(new, new) for old, new in earlier.items()}}
+        for epoch in self.epochs:
+            if epoch.opaque is not None and epoch.opaque >= number:
+                break
+            epoch.remap(new_inodes)

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from ringfence.participants import Step
     from ringfence.runtime.receipts import Receipt
     from ringfence_sandbox.store.commits import PreparedStep
-    from ringfence_sandbox.store.entries import Entry
-    from ringfence_sandbox.store.unknown import Unknown
+    from ringfence_sandbox.store.entries import Entry, Unknown
 
 logger = logging.getLogger(__name__)
 

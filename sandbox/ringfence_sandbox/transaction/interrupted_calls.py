@@ -73,7 +73,7 @@ def _begun(root: str, store: str) -> tuple[str, str] | None:
     # Imported here: most directories that somebody asks about are no workspaces.
     from ringfence_sandbox.store.log import Log
     from ringfence_sandbox.store.store import FOLDER
-    from ringfence_sandbox.transaction.replay import Replay
+    from ringfence_sandbox.transaction.call_log import Replay
 
     with suppress(OSError, ValueError), closing(Log(Path(store, FOLDER), writable=False)) as log:
         replay = Replay.of(log.records)

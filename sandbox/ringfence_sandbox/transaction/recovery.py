@@ -21,6 +21,7 @@ from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Abilities, Renames
 from ringfence_sandbox.disk.state import Json, State
 from ringfence_sandbox.store.log import Log
+from ringfence_sandbox.transaction.call_log import Replay
 from ringfence_sandbox.transaction.changes import (
     History,
     RolledBackCall,
@@ -33,7 +34,6 @@ from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold, Holding, de
 from ringfence_sandbox.transaction.interrupted_calls import KilledCall, note_killed
 from ringfence_sandbox.transaction.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.transaction.power_loss import repair_torn
-from ringfence_sandbox.transaction.replay import Replay
 from ringfence_sandbox.transaction.restore import Restore, RestoreReport
 from ringfence_sandbox.transaction.transactions import keep_conflicts
 from ringfence_sandbox.transaction.undo_records import last_slot
