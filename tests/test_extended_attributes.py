@@ -13,7 +13,7 @@ from effort import kill_points
 from killing import as_nobody, killed_at
 
 from ringfence.testing import held_call
-from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox import HostFilesystem, Workspace, is_reserved
 from ringfence_sandbox.disk.kernel import injected
 
 ACL = struct.pack(
@@ -30,7 +30,8 @@ Attributes = dict[str, dict[str, bytes]]
 def attributes(root: Path) -> Attributes:
     """Of all that has any, by path."""
     found = {path: {name: os.getxattr(path, name) for name in os.listxattr(path)} for path in [root, *root.rglob("*")]}
-    return {str(path.relative_to(root)): one for path, one in found.items() if one}
+    named = {str(path.relative_to(root)): one for path, one in found.items() if one}
+    return {path: one for path, one in named.items() if not is_reserved(path)}
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from captured_tree import names_in
 from command_line import ringfence_text
 from mcp_servers import ERAS, LEGACY, MODERN, HttpServer, http_server, pipe_server
 from mcp_types import CallToolResult, TextContent
@@ -198,7 +199,7 @@ def test_a_directory_is_removed_file_by_file_and_a_link_as_it_is(server: HttpSer
     assert caller.outcome("rm", path="d") == "committed"
     assert caller.outcome("write_file", file_path="link", content="two\n") == "denied"
     assert caller.outcome("rm", path="link") == "committed"
-    assert [path.name for path in root.iterdir()] == ["a.txt"]
+    assert names_in(root) == ["a.txt"]
 
 
 @pytest.mark.anyio
@@ -216,14 +217,14 @@ def test_undo_takes_back_ones_own_steps_and_another_s_only_by_name(server: HttpS
     for caller, name in ((one, "1"), (two, "2"), (nobody, "3"), (one, "4")):
         assert caller.outcome("write_file", file_path=name, content="new\n") == "committed"
     assert two.outcome("undo") == "committed"
-    assert sorted(path.name for path in root.iterdir()) == ["1", "3", "4", "a.txt", "d"]
+    assert names_in(root) == ["1", "3", "4", "a.txt", "d"]
     assert one.outcome("undo", steps=3) == "failed"
     assert one.outcome("undo", steps=2) == "committed"
     assert nobody.outcome("undo") == nobody.outcome("undo", steps=1) == "failed"
     assert two.outcome("undo", step=3) == "committed"
-    assert sorted(path.name for path in root.iterdir()) == ["a.txt", "d"]
+    assert names_in(root) == ["a.txt", "d"]
     assert nobody.outcome("undo", step=5) == "committed"
-    assert sorted(path.name for path in root.iterdir()) == ["2", "a.txt", "d"]
+    assert names_in(root) == ["2", "a.txt", "d"]
 
 
 @pytest.mark.anyio

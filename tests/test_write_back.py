@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ringfence.errors import WorkspaceConflictError
 from ringfence.filesystem import FilesystemSnapshot, InMemoryFilesystem, ReadBytesResult
 from ringfence.participants import Change, FileVersion, Step
-from ringfence_sandbox import Workspace
+from ringfence_sandbox import Workspace, is_reserved
 from ringfence_tools import HostMount
 from ringfence_tools.mounts import mount_all
 from ringfence_tools.write_back import write_back
@@ -83,6 +83,8 @@ def tree(directory: Path) -> dict[str, tuple[object, ...]]:
         elif path.is_file():
             content = path.read_bytes()
         name = str(path.relative_to(directory))
+        if is_reserved(name):
+            continue
         found[name] = (stat.filemode(info.st_mode), content, info.st_ino, info.st_mtime_ns)
     return found
 

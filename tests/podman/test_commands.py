@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from captured_tree import names_in
 
 from ringfence.errors import TransactionError
 from ringfence.participants import CURRENT_CALL
@@ -79,7 +80,7 @@ def test_a_cancellation_ends_everything_and_takes_the_changes_back(sandbox: Podm
         cancellation=cancellation,
     )
     assert (result.exit_code, result.timed_out, result.failure) == (137, False, "ended because its call was cancelled")
-    assert [path.name for path in root.iterdir()] == ["before"]
+    assert names_in(root) == ["before"]
     assert sandbox.run("true", cancellation=Cancellation()).failure == ""
 
 
@@ -105,7 +106,7 @@ def test_output_is_bounded_and_the_whole_of_it_is_kept(sandbox: PodmanSandbox) -
     assert sandbox.filesystem.read(where, limit=-1).content == whole
     assert sandbox.filesystem.read(where, offset=50_000, limit=2).content == "50001\n50002\n"
     # It is no file of the tree, and cannot be written.
-    assert list(Path(sandbox.filesystem.root).iterdir()) == []
+    assert names_in(Path(sandbox.filesystem.root)) == []
     with pytest.raises(PermissionError, match="kept as it is"):
         sandbox.filesystem.write(where, "forged")
 
@@ -155,7 +156,7 @@ def test_a_command_in_a_call_belongs_to_the_call(sandbox: PodmanSandbox) -> None
         sandbox.filesystem.write("typed", "typed\n")
         assert CURRENT_CALL.get() is call
         raise KeyError
-    assert list(root.iterdir()) == []
+    assert names_in(root) == []
 
 
 def test_a_command_in_a_call_that_is_not_opaque_is_refused(sandbox: PodmanSandbox) -> None:
@@ -172,7 +173,7 @@ def test_each_command_is_a_step_that_can_be_undone(sandbox: PodmanSandbox) -> No
     assert [step.paths for step in sandbox.workspace.steps()] == [("a", "d", "d/b")]
     sandbox.workspace.undo()
     assert (root / "a").read_text() == "one\n"
-    assert sorted(path.name for path in root.iterdir()) == ["a"]
+    assert names_in(root) == ["a"]
 
 
 def test_a_sandbox_that_is_closed_runs_nothing(make_sandbox: MakeSandbox) -> None:

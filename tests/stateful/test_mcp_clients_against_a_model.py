@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from captured_tree import names_in
 from effort import amount
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -267,8 +268,8 @@ class ClientsOfOneServer(RuleBasedStateMachine):
         return f"line {self.number:04}"
 
     def tree(self) -> Tree:
-        files = (path for path in self.root.rglob("*") if path.is_file())
-        return {path.relative_to(self.root).as_posix(): path.read_text() for path in files}
+        files = (path for name in names_in(self.root) for path in (self.root / name, *(self.root / name).rglob("*")))
+        return {path.relative_to(self.root).as_posix(): path.read_text() for path in files if path.is_file()}
 
 
 TestClientsOfOneServer = ClientsOfOneServer.TestCase

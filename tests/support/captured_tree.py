@@ -67,6 +67,11 @@ def capture_tree(root: Path, *, held: bool = False) -> dict[str, CapturedPath]:
     }
 
 
+def names_in(root: Path) -> list[str]:
+    """What is in a root besides the hold of an open workspace, sorted."""
+    return sorted(name for name in os.listdir(root) if not is_reserved(name))
+
+
 def _is_open(root: bytes) -> bool:
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
