@@ -331,6 +331,33 @@ def test_displaced_files_are_hidden_and_gone_in_the_end(root: Path, fs: HostFile
     assert waiting(root) == []
 
 
+def test_one_hold_stays_until_the_workspace_is_closed_and_git_does_not_see_it(root: Path, tmp_path: Path) -> None:
+    def git(*words: str) -> bytes:
+        command = ["git", f"--git-dir={tmp_path / 'git'}", f"--work-tree={root}", *words]
+        return subprocess.run(command, cwd=root, check=True, capture_output=True).stdout
+
+    git("init", "-q")
+    before, untracked = capture_tree(root), git("status", "--short", "-uall")
+    names = list[str]()
+    with HostFilesystem(root, store=tmp_path / "s") as fs:
+        fs.read("a.txt")
+        assert not list(root.glob(".ringfence*"))
+        for removed in (False, True, False):
+            with held_call(fs) as call:
+                fs.for_call(call).write("a.txt", "call")
+                names += [path.name for path in root.glob(".ringfence*")]
+                assert git("status", "--short", "-uall") == untracked
+                call.rollback()
+            assert waiting(root) == []
+            if removed:
+                git("clean", "-qfdX")
+                os.utime(root, ns=(10**18, before[""].mtime_ns))
+            assert capture_tree(root) == before
+    assert (names[0], len(names)) == (names[1], 3)
+    assert names[2] != names[0]
+    assert capture_tree(root) == before
+
+
 def test_a_call_that_only_reads_changes_nothing_not_even_for_a_moment(root: Path, tmp_path: Path) -> None:
     done: list[str] = []
     with injected(done.append), HostFilesystem(root, store=tmp_path / "s") as fs:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ringfence.filesystem.paths import escape_path, os_error
+from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.disk.confined import HOLDING_PREFIX, Confined, open_file
 from ringfence_sandbox.disk.kernel import abilities, failpoint, lstat, open_within, set_mode
 from ringfence_sandbox.disk.places import state_directory_of
@@ -62,7 +62,8 @@ class Holding:
         self.name = name
         self._files = files
         self.descriptor = os.open(name, _OPEN, dir_fd=files.root)
-        self._next = 0
+        self.slots = 0
+        """How many have been given."""
         self._taken: Set[str] = frozenset()
         """Names that are no slots to be given: those of an earlier process, and what a program has put there."""
         self.paths: dict[int, str] = {}
@@ -77,8 +78,9 @@ class Holding:
         """Make one under a new name, which the log has first."""
         name = HOLDING_PREFIX + secrets.token_hex(8)
         with _same_root_times(files, name, note):
+            failpoint("mkdir")
             try:
-                _make(files, name)
+                os.mkdir(name, _MODE, dir_fd=files.root)
             except OSError as error:
                 code = error.errno or errno.EACCES
                 if code not in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -91,11 +93,18 @@ class Holding:
             try:
                 made = cls(files, name)
             except OSError:  # too many files are open, say
-                remove_unused(files, name)
+                os.rmdir(name, dir_fd=files.root)
                 raise
+            made._hide_from_git()
             with suppress(OSError):  # not every filesystem has such attributes
                 os.setxattr(made.descriptor, _STORE, os.fsencode(store))
             return made
+
+    def _hide_from_git(self) -> None:
+        with suppress(OSError):  # it has the file, or the disk is full: then git sees it
+            failpoint("create")
+            with open(os.open(_IGNORE, _NEW, 0o600, dir_fd=self.descriptor), "wb") as file:
+                file.write(b"*\n")
 
     @classmethod
     def found(cls, files: Confined, name: str, last: int) -> Holding:
@@ -103,7 +112,7 @@ class Holding:
         slot that was given: none is given twice. OSError."""
         _have(files, name)
         found = cls(files, name)
-        found._next = last + 1
+        found.slots = last + 1
         found._go_on()
         return found
 
@@ -128,22 +137,18 @@ class Holding:
     def _go_on(self) -> None:
         """Give no slot of which something is there."""
         self.used = True
+        self._hide_from_git()
         self._taken = {name.partition(".")[0] for name in os.listdir(self.descriptor)}
 
     def new_slot(self, path: str = "") -> int:
         """A number for a file of a path, or for what is taken from there."""
-        while str(self._next) in self._taken:
-            self._next += 1
-        self._next += 1
+        while str(self.slots) in self._taken:
+            self.slots += 1
+        self.slots += 1
         self.used = True
         if path:
-            self.paths[self._next - 1] = path
-        return self._next - 1
-
-    @property
-    def slots(self) -> int:
-        """How many there have been."""
-        return self._next
+            self.paths[self.slots - 1] = path
+        return self.slots - 1
 
     def place(self, slot: int) -> str:
         """The path below the root of what is in a slot."""
@@ -151,7 +156,7 @@ class Holding:
 
     def discard(self, first: int) -> None:
         """Remove the files that are in this slot and those after it, for the room that they take."""
-        for slot in range(first, self._next):
+        for slot in range(first, self.slots):
             if self.look(slot) is not None:
                 failpoint("unlink")
                 with suppress(OSError):
@@ -160,18 +165,8 @@ class Holding:
     def inodes(self, *, below: bool = False) -> dict[int, list[str]]:
         """The places of what is directly in it, by inode; of what is ``below`` that, too."""
         found: dict[int, list[str]] = {}
-        if below:
-            for place, status in self.entries():
-                found.setdefault(status.st_ino, []).append(place)
-            return found
-        descriptor = os.open(".", _OPEN, dir_fd=self.descriptor)  # anew: btrfs lists only what was there at the opening
-        try:
-            with os.scandir(descriptor) as entries:
-                for entry in entries:
-                    if entry.name != _IGNORE:
-                        found.setdefault(entry.inode(), []).append(f"{self.name}/{entry.name}")
-        finally:
-            os.close(descriptor)
+        for place, status in self.entries(below=below):
+            found.setdefault(status.st_ino, []).append(place)
         return found
 
     def written(self) -> dict[str, str]:
@@ -214,12 +209,15 @@ class Holding:
             shutil.copytree(os.path.join(root, place), kept, symlinks=True, dirs_exist_ok=True)
         return kept
 
-    def entries(self) -> Iterator[tuple[str, os.stat_result]]:
-        """All that is held, directories before what is in them: places in the workspace, and what is there."""
+    def entries(self, *, below: bool = True) -> Iterator[tuple[str, os.stat_result]]:
+        """What is held, directories before what is in them: places in the workspace, and what is there."""
         waiting = [self.name]
         while waiting:
             place = waiting.pop()
-            descriptor = self._files.open_directory(place)
+            if place == self.name:  # opened anew: btrfs lists in an open directory only what was in it then
+                descriptor = os.open(".", _OPEN, dir_fd=self.descriptor)
+            else:
+                descriptor = self._files.open_directory(place)
             try:
                 found = {name: lstat(descriptor, name) for name in os.listdir(descriptor)}
             finally:
@@ -227,7 +225,7 @@ class Holding:
             for name, status in found.items():
                 if status is not None and (place, name) != (self.name, _IGNORE):
                     yield f"{place}/{name}", status
-                    if stat.S_ISDIR(status.st_mode):
+                    if below and stat.S_ISDIR(status.st_mode):
                         waiting.append(f"{place}/{name}")
 
     def empty(self, *, but: str = _IGNORE) -> list[str]:
@@ -277,19 +275,6 @@ def _same_root_times(files: Confined, name: str, note: Note) -> Generator[None]:
             os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
 
 
-def remove_unused(files: Confined, name: str) -> None:
-    """Remove a holding directory in which nothing waits. OSError: something does."""
-    descriptor = os.open(name, _OPEN, dir_fd=files.root)
-    try:
-        if os.listdir(descriptor) == [_IGNORE]:
-            failpoint("unlink")
-            os.unlink(_IGNORE, dir_fd=descriptor)
-    finally:
-        os.close(descriptor)
-    failpoint("rmdir")
-    os.rmdir(name, dir_fd=files.root)
-
-
 def _have(files: Confined, name: str) -> None:
     """Make a holding directory of that name, unless it is there. The root keeps its times."""
     root, found = os.fstat(files.root), lstat(files.root, name)
@@ -301,21 +286,10 @@ def _have(files: Confined, name: str) -> None:
     if found is not None:
         failpoint("unlink")
         os.unlink(name, dir_fd=files.root)
-    _make(files, name)
-    with suppress(PermissionError):  # another user's root
-        os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
-
-
-def _make(files: Confined, name: str) -> None:
     failpoint("mkdir")
     os.mkdir(name, _MODE, dir_fd=files.root)
-    with suppress(OSError):  # a full disk, say: then git sees the directory
-        failpoint("create")
-        descriptor = os.open(f"{name}/{_IGNORE}", _NEW, 0o600, dir_fd=files.root)
-        try:
-            os.write(descriptor, b"*\n")
-        finally:
-            os.close(descriptor)
+    with suppress(PermissionError):  # another user's root
+        os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
 
 
 def _empty(top: int, but: str) -> list[str]:
@@ -363,24 +337,20 @@ def _empty(top: int, but: str) -> list[str]:
 
 
 def _into(descriptor: int, name: str, mode: int, left: list[str]) -> int | None:
+    """Open a directory, unless something is mounted on it: what that has is not ours to remove."""
     try:
         if mode & stat.S_IRWXU != stat.S_IRWXU:
             os.chmod(name, stat.S_IRWXU, dir_fd=descriptor)
-        return _open_here(descriptor, name)
-    except OSError:
-        left.append(name)
-        return None
-
-
-def _open_here(descriptor: int, name: str) -> int:
-    """Open a directory, unless something is mounted on it: what that has is not ours to remove."""
-    if abilities().openat2:
-        return open_within(descriptor, name, _OPEN, one_mount=True)
-    opened = os.open(name, _OPEN, dir_fd=descriptor)
-    if os.fstat(opened).st_dev != os.fstat(descriptor).st_dev:
+        if abilities().openat2:
+            return open_within(descriptor, name, _OPEN, one_mount=True)
+        opened = os.open(name, _OPEN, dir_fd=descriptor)
+        if os.fstat(opened).st_dev == os.fstat(descriptor).st_dev:
+            return opened
         os.close(opened)
-        raise os_error(errno.EXDEV, name)
-    return opened
+    except OSError:
+        pass
+    left.append(name)
+    return None
 
 
 def describe_unknown(files: Confined, name: str, store: str) -> str:

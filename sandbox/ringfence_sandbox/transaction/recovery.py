@@ -30,7 +30,7 @@ from ringfence_sandbox.transaction.changes import (
     noting_failure,
     states_inside,
 )
-from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold, Holding, describe_unknown, remove_unused
+from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold, Holding, describe_unknown
 from ringfence_sandbox.transaction.interrupted_calls import KilledCall, note_killed
 from ringfence_sandbox.transaction.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.transaction.power_loss import repair_torn
@@ -350,14 +350,15 @@ class Recovery:
     def _remove_unknown_holdings(self) -> None:
         """Holding directories of which the log knows nothing: its last records were lost, or they came with a copy.
         What has something in it stays, and is named."""
-        root = os.fstat(self._files.root)
         for name in os.listdir(self._files.root):
             if is_reserved(name) and name not in self._replay.holdings:
-                try:
-                    remove_unused(self._files, name)
-                    os.utime(self._files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
-                except OSError:
-                    self._notes.append(describe_unknown(self._files, name, self._store))
+                with suppress(OSError):
+                    holding = Holding(self._files, name)
+                    if not holding.inodes():
+                        holding.remove(self._log.note)
+                        continue
+                    holding.close()
+                self._notes.append(describe_unknown(self._files, name, self._store))
 
     def _mend_root_times(self) -> None:
         """Where the last opener was killed between making or removing a holding directory and setting the root's
