@@ -16,10 +16,11 @@ import pytest
 from captured_tree import CapturedPath, capture_tree
 from effort import kill_points
 from kernels import on_each_kernel
+from killing import killed_at
 
 from ringfence.errors import CallEndedError
 from ringfence.testing import HeldCall, held_call
-from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox import HostFilesystem, Workspace, is_reserved
 from ringfence_sandbox.disk.kernel import injected
 
 
@@ -417,6 +418,41 @@ def test_what_somebody_put_into_a_directory_that_came_back_does_not_go_with_it(r
     assert (root / "d/e/theirs.txt").read_text() == "person"
 
 
+# A hold that was removed
+
+
+def below(root: Path) -> dict[str, tuple[object, ...]]:
+    return {path: (one.lasting, one.mtime_ns) for path, one in capture_tree(root).items() if path}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_a_removed_hold_had_comes_back_from_the_history(root: Path, killed: bool) -> None:
+    os.symlink("a.txt", root / "link")
+    before = below(root)
+
+    def work(at: Callable[[str], None]) -> None:
+        with HostFilesystem(root, store=root.parent / "store") as fs, held_call(fs) as call:
+            handle = fs.for_call(call)
+            handle.write("a.txt", "of the call\n")
+            handle.delete("link")
+            handle.chmod("d", 0o700)
+            shutil.rmtree(next(path for path in root.iterdir() if is_reserved(path.name)))
+            at("removed")
+            with pytest.raises(OSError, match="removed"):
+                handle.write("more", "x")
+            report = call.rollback()
+            assert report.conflicts == ()
+            assert "lost" not in " ".join(report.notes)
+
+    if killed:
+        assert killed_at(0, work)
+    else:
+        work(lambda _: None)
+    with HostFilesystem(root, store=root.parent / "store") as fs:
+        assert fs.recovered is None or fs.recovered.conflicts == ()
+    assert below(root) == before
+
+
 # Failing system calls
 
 
@@ -552,7 +588,7 @@ def test_a_link_swapped_in_never_leads_a_write_outside(root: Path, fs: HostFiles
 COUNTED = """
 import os, sys
 from ringfence.testing import held_call
-from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_sandbox import HostFilesystem, Workspace, is_reserved
 with HostFilesystem(sys.argv[1], store=sys.argv[2]) as fs:
     def one_call(number):
         with held_call(fs) as call:

@@ -255,6 +255,26 @@ def test_a_log_that_a_kill_has_cut_off_is_not_damaged(root: Path, store: Path, c
         assert len(workspace.steps()) == 3
 
 
+def test_a_log_that_is_cut_off_while_it_is_open_fails_the_next_call(root: Path, store: Path) -> None:
+    before = capture_tree(root)
+    with Workspace.open(root, store=store) as workspace:
+        [log] = (store / "history").glob("log.??????")
+        os.truncate(log, 0)
+        with pytest.raises(OSError, match="cut off"):
+            call(workspace, change)
+    assert capture_tree(root) == before
+
+
+def test_a_log_that_was_removed_takes_the_steps_that_only_it_had(root: Path, store: Path) -> None:
+    with Workspace.open(root, store=store) as workspace:
+        call(workspace, change)
+    killed_after_three_calls(root, store).unlink()
+    with Workspace.open(root, store=store, read_only=True) as workspace:
+        assert len(workspace.steps()) == 1
+    with Workspace.open(root, store=store) as workspace:
+        assert [entry.kind for entry in workspace.log()] == ["external", "step", "baseline"]
+
+
 # Not to be written
 
 

@@ -496,7 +496,7 @@ class HostFilesystem(Transactional):
     def _point(self, snapshot: FilesystemSnapshot) -> SnapshotPoint:
         if not isinstance(snapshot, HostSnapshot) or snapshot.opened is not self._opened:
             raise SnapshotRestoreError(
-                f"the snapshot {snapshot.snapshot_id!r} is of another filesystem, or one that nobody holds any more"
+                f"{getattr(snapshot, 'snapshot_id', snapshot)!r} is no snapshot of this filesystem that anybody holds"
             )
         return snapshot.point
 

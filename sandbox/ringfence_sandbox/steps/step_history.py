@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 from time import monotonic
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from ringfence.participants import Step
 from ringfence_sandbox.disk.confined import Confined, Looks, is_reserved
 from ringfence_sandbox.disk.hidden_tree import HiddenTree
+from ringfence_sandbox.disk.state import State
 from ringfence_sandbox.scan.scan import (
     Exclusion,
     Hides,
@@ -27,9 +30,10 @@ from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, StatCache
 from ringfence_sandbox.steps.aborted_calls import keep_typed
 from ringfence_sandbox.steps.step_states import Differing
 from ringfence_sandbox.store.commits import REPLACED, CommitInfo, PreparedStep
-from ringfence_sandbox.store.entries import Difference, Entry, Unknown
+from ringfence_sandbox.store.entries import Difference, Entry, Unknown, apply_metadata
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.transaction.changes import ChangedFiles, History, RolledBackCall, ScannedStates
+from ringfence_sandbox.transaction.hold import Holding
 
 if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
@@ -136,6 +140,26 @@ class StepHistory(History):
 
     def damage(self) -> Sequence[str]:
         return () if self.store.damage is None else [self.store.damage]
+
+    def remake(self, path: str, before: State, holding: Holding) -> int | None:
+        tip = self.store.tip
+        entry = self.store.states.entry(tip, path) if tip is not None else None
+        if entry is None or entry.oid is None or (entry.kind, entry.meta.mtime_ns) != (before.kind, before.mtime_ns):
+            return None
+        try:
+            content = self.store.states.content(entry.oid)
+        except LookupError:
+            return None
+        if len(content) != before.size:
+            return None
+        slot = holding.new_slot(path)
+        if entry.kind == "symlink":
+            os.symlink(content, str(slot).encode(), dir_fd=holding.descriptor)
+        else:
+            with open(holding.create(slot), "wb") as file:
+                file.write(content)
+        apply_metadata(holding.descriptor, str(slot), replace(entry.meta, mode=before.mode))
+        return slot
 
     def content(self, commit: str, path: str) -> bytes | None:
         try:

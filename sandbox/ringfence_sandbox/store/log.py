@@ -51,6 +51,10 @@ class Record:
     blob: bytes = b""
 
 
+class NoLogError(ValueError):
+    """A file in the place of a log is none."""
+
+
 class Log:
     """An open log: the newest file ``log.NUMBER`` of a folder. `renew` begins the next one.
 
@@ -64,9 +68,9 @@ class Log:
         """With ``power``, `flush` waits for the disk; without, what is written survives the process, not the machine.
 
         Raises:
-            FileNotFoundError: there is none, and it is not to be written.
+            FileNotFoundError: it was sealed just now, and it is not to be written.
             OSError: it cannot be opened.
-            ValueError: it is no log.
+            NoLogError: it is no log.
         """
         self.objects: dict[bytes, Location] = {}
         self.records: list[Record] = []
@@ -90,6 +94,8 @@ class Log:
         self._begin: int = 0
         self._draw(b"")
         self.path = self._newest()
+        if not writable and not self._logs():  # somebody has removed it: the rest is still there
+            self.path = Path(os.devnull)
         flags = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
         try:
             self._file = os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -130,7 +136,7 @@ class Log:
         content = os.pread(self._file, os.fstat(self._file).st_size, 0)
         begins = content[: len(_MAGIC)].rstrip(b"\0")
         if content.strip(b"\0") and not _MAGIC.startswith(begins):
-            raise ValueError(f"{self.path} is no log of this version; move it away to start a new one")
+            raise NoLogError(f"{self.path} is no log of this version: move it away, and the rest of the history stays")
         if begins != _MAGIC or len(content) < _FIRST:
             if writable:
                 self._start(self._file)
@@ -308,16 +314,18 @@ class Log:
             self.flush()
 
     def check_there(self) -> None:
-        """Raises OSError (ESTALE) where somebody has removed or replaced the file: what is written to it is lost."""
+        """Raises OSError (ESTALE) where somebody has removed, replaced or cut off the file: what is written to it is
+        lost."""
         own = os.fstat(self._file)
         try:
             there = os.stat(self.path, follow_symlinks=False)
         except OSError:
             there = None
-        if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+        replaced = there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino)
+        if replaced or own.st_size < self._end:
             raise OSError(
                 errno.ESTALE,
-                "was removed while the workspace was open, so nothing can be changed: open it again",
+                "was removed or cut off while the workspace was open, so nothing can be changed: open it again",
                 str(self.path),
             )
 

@@ -24,6 +24,7 @@ from ringfence.participants import Step
 from ringfence_sandbox.disk.state import Json
 from ringfence_sandbox.store.commits import CommitInfo, CommitRecord, PreparedStep, format_message, parse_message
 from ringfence_sandbox.store.entries import BLOB, COMMIT, TREE, Difference, Entry, Unknown
+from ringfence_sandbox.store.log import NoLogError
 from ringfence_sandbox.store.objects import (
     UNREADABLE,
     HistoryObjects,
@@ -54,6 +55,8 @@ def reporting_damage(folder: Path, errors: tuple[type[Exception], ...] = (Lookup
     a ValueError."""
     try:
         yield
+    except NoLogError:
+        raise
     except errors as error:
         raise ValueError(
             f"the history at {folder} is damaged ({format_error(error)}): bring it back from a copy, or move it away "

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
     from ringfence_sandbox.store.commits import PreparedStep
     from ringfence_sandbox.store.entries import Entry, Unknown
+    from ringfence_sandbox.transaction.hold import Holding
 
 logger = logging.getLogger(__name__)
 
@@ -353,6 +354,10 @@ class History(Protocol):
 
     def damage(self) -> Sequence[str]:
         """What was found to be lost of what was kept, in words."""
+        ...
+
+    def remake(self, path: str, before: State, holding: Holding) -> int | None:
+        """Make what a path had again in a slot of the hold, if the newest commit has just that; else None."""
         ...
 
     def content(self, commit: str, path: str) -> bytes | None:

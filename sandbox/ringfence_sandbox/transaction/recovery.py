@@ -213,6 +213,7 @@ class Recovery:
             times,
             thorough=True,
             lost_power=replay.lost_power,
+            from_history=self._history.remake,
         )
         restore.report.moved |= replay.moved
         report = restore.run(replay.epochs, on_undone=lambda count: self._log.note(restore.report.to_json(count)))

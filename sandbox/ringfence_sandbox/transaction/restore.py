@@ -33,7 +33,7 @@ from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.disk.confined import UNREACHABLE, Confined, read_file
 from ringfence_sandbox.disk.kernel import Renames, failpoint, lstat, set_mode
 from ringfence_sandbox.disk.state import Json, State
-from ringfence_sandbox.transaction.hold import ChangedDirectory, DirectoryTimes, Hold
+from ringfence_sandbox.transaction.hold import ChangedDirectory, DirectoryTimes, Hold, Holding
 from ringfence_sandbox.transaction.power_loss import is_same_writing, is_torn_file
 from ringfence_sandbox.transaction.undo_records import Epoch, Move, UndoRecord, is_below, rebased
 
@@ -43,6 +43,8 @@ _IN_THE_WAY = UNREACHABLE | {errno.EEXIST, errno.ENOTEMPTY, errno.EXDEV, errno.E
 """Errors of the system that mean: somebody else has put something at the path, or above it, or it is a file that nobody
 may replace, such as one that may only be added to (``chattr +a``)."""
 
+FromHistory = Callable[[str, State, Holding], int | None]
+"""Makes the file that a path had as the history has it, in a slot of the hold; None where it has another, or none."""
 Make = Callable[[str, Callable[[str], bool]], int | None]
 """Makes the file that a path is to have, and returns its slot in the hold; None: it cannot be made. The second argument
 says of another path whether it is as before already."""
@@ -103,11 +105,13 @@ class Restore:
         lost_power: bool = False,
         log: ChangeLog | None = None,
         make: Make | None = None,
+        from_history: FromHistory | None = None,
         finish: Callable[[str], None] | None = None,
         discard: bool = False,
     ) -> None:
         """``thorough`` compares content of any size before it is taken for the call's own. With ``lost_power`` a file
-        of the call may have lost bytes. ``make`` makes a file that is nowhere. ``finish`` gives what is at a path all
+        of the call may have lost bytes. ``make`` makes a file that is nowhere, and so does
+        ``from_history``, after the hold was removed. ``finish`` gives what is at a path all
         its metadata. ``discard`` unlinks what the call has made, for the room, instead of holding it; the caller then
         sets ``held`` before `run`."""
         self.report = RestoreReport()
@@ -119,6 +123,7 @@ class Restore:
         self.lost_power = lost_power
         self.log = log
         self.make = make
+        self.from_history = from_history
         self.finish = finish
         self.discard = discard
         self.whole: set[str] = set()
@@ -507,6 +512,8 @@ class _EpochRestore:
                 return
             body = self._restore.hold.make().place(slot)
         if body is None:
+            body = self._body_from_history(path, before)
+        if body is None:
             self._restore.conflict(path)
             place = next((one for one in self._records if self._restore.is_at(one, before.inode)), None)
             if place is None:
@@ -546,6 +553,17 @@ class _EpochRestore:
         places = self._held.get(before.inode, ())
         own = [place for place in places if place.partition("/")[2] in map(str, record.slots)]
         return next(reversed(own or places), None)
+
+    def _body_from_history(self, path: str, before: State) -> str | None:
+        if self._restore.from_history is None or any(self._restore.is_at(one, before.inode) for one in self._records):
+            return None
+        holding = self._restore.hold.make()
+        slot = self._restore.from_history(path, before, holding)
+        made = None if slot is None else holding.look(slot)
+        if slot is None or made is None:
+            return None
+        self.report.new_inodes[before.inode] = made.st_ino
+        return holding.place(slot)
 
     def _make_directory(self, path: str, before: State) -> None:
         if self._files.look(path) is not None:

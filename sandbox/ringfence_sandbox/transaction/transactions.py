@@ -328,8 +328,12 @@ class Transactions:
             self.undo.log.note(restore.report.to_json(start - first + count))
 
         self.undo.version += 1
-        restore = Restore(self.files, self.undo.renames, self.undo.hold, self.undo.times)
+        if self.undo.held is not None and not self.undo.held.is_in_place:  # somebody has removed it
+            self.undo.find_holding()
+        remake = None if self._history is None else self._history.remake
+        restore = Restore(self.files, self.undo.renames, self.undo.hold, self.undo.times, from_history=remake)
         report = restore.run(epochs, on_undone=note_undone)
+        self._remap(report.new_inodes)
         if report.errors:
             savepoint.conflicts |= report.conflicts
         return report
