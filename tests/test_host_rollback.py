@@ -19,6 +19,7 @@ from kernels import on_each_kernel
 from killing import killed_at
 
 from ringfence.errors import CallEndedError
+from ringfence.participants import CLEAN
 from ringfence.testing import HeldCall, held_call
 from ringfence_sandbox import HostFilesystem, Workspace, is_reserved
 from ringfence_sandbox.disk.kernel import injected
@@ -400,6 +401,42 @@ def test_a_snapshot_makes_a_removed_directory_anew_around_the_very_files(root: P
     os.close(held_open)
     assert (root / "d/b.txt").stat().st_ino == file.st_ino
     assert (root / "d").stat().st_ino != directory.st_ino
+
+
+def delete_a_directory(fs: HostFilesystem) -> None:
+    fs.delete("d", recursive=True)
+
+
+def put_another_in_its_place(fs: HostFilesystem) -> None:
+    fs.delete("d", recursive=True)
+    fs.write("d/b.txt", "new")
+
+
+def move_it_and_delete_it_there(fs: HostFilesystem) -> None:
+    fs.move("d", "elsewhere")
+    fs.delete("elsewhere", recursive=True)
+
+
+@pytest.mark.parametrize("work", [delete_a_directory, put_another_in_its_place, move_it_and_delete_it_there])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_call_that_has_restored_a_directory_which_it_had_deleted_rolls_back(
+    root: Path, tmp_path: Path, work: Callable[[HostFilesystem], None], killed: bool
+) -> None:
+    before = capture_tree(root)
+
+    def run(here: Callable[[str], None]) -> None:
+        with HostFilesystem(root, store=tmp_path / "s") as fs, held_call(fs) as call:
+            handle = fs.for_call(call)
+            snapshot = fs.snapshot()
+            for _ in range(2):
+                work(handle)
+                handle.restore(snapshot)
+            here("the end")
+            assert call.rollback() == CLEAN
+
+    assert killed_at(0 if killed else -1, run) == killed
+    HostFilesystem(root, store=tmp_path / "s").close()
+    assert capture_tree(root) == before
 
 
 def test_what_somebody_put_into_a_directory_that_came_back_does_not_go_with_it(root: Path, fs: HostFilesystem) -> None:

@@ -262,7 +262,7 @@ class Recovery:
         before: dict[str, State | None] = {}
         for epoch in self._replay.epochs:
             for path, record in epoch.records.items():
-                if record.afters:
+                if record.afters and not is_reserved(path):
                     before.setdefault(path, record.before)
             if epoch.move is not None:
                 before |= self._moved(epoch.move.old, epoch.move.new, before)

@@ -194,7 +194,7 @@ class Restore:
         holding = self.hold.held
         if holding is not None and above == holding.name:
             return nullcontext((holding.descriptor, name))
-        return self.files.parent(place)
+        return ChangedDirectory(self.times, place)
 
     def is_at(self, path: str, inode: int) -> bool:
         found = self.files.look(path)
@@ -524,7 +524,9 @@ class _EpochRestore:
         exchanged = found if found is not None and not self._is_removed(path) else None
         with self._restore.opened(body) as (held, held_name), ChangedDirectory(self._times, path) as (at, name):
             there = lstat(held, held_name)
-            slot = int(held_name) if held_name.isdecimal() else None
+            slot = int(held_name) if body.count("/") == 1 and held_name.isdecimal() else None
+            if slot is None:  # in a directory that was displaced with it, where it is to be once that comes back
+                self._touch(body, there, None if exchanged is None else State.of(exchanged))
             self._touch(path, exchanged, None if there is None else State.of(there, before.sha256), slot)
             if exchanged is None:
                 self._renames.rename(held, held_name, at, name)

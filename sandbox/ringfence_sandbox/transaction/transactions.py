@@ -9,11 +9,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import filterfalse
 from typing import TYPE_CHECKING
 
 from ringfence.errors import SnapshotRestoreError, TransactionError
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
-from ringfence_sandbox.disk.confined import Confined
+from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Abilities, Renames, failpoint, sync_filesystem
 from ringfence_sandbox.disk.state import Json, State
 from ringfence_sandbox.store.log import Log
@@ -313,7 +314,7 @@ class Transactions:
         """Undo the log back to a savepoint."""
         epochs, start = self.undo.epochs[savepoint.position :], savepoint.position
         touched = {*savepoint.before, *(path for epoch in epochs for path in epoch.records)}
-        for path in touched if self.undo.snapshots else ():
+        for path in filterfalse(is_reserved, touched) if self.undo.snapshots else ():
             found = self.files.look(path)
             is_directory = found is not None and stat.S_ISDIR(found.st_mode)
             state = State.of(found) if found is not None and is_directory else self.undo.own.get(path)

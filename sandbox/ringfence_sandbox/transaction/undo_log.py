@@ -150,9 +150,8 @@ class UndoLog:
             self.places[state.inode] = will_be
             self._first(was, state)
             self.own[was] = None
-            if not is_reserved(will_be):
-                self._first(will_be, None)
-                self.own[will_be] = state
+            self._first(will_be, None)
+            self.own[will_be] = state
         for place in (old,) if is_reserved(new) else (old, new):
             self._touch_directory(place.rpartition("/")[0], None, lines)
         self._end_epoch(Move(old, new, found.st_ino), lines)
@@ -210,7 +209,7 @@ class UndoLog:
             return
         self.times.observe(found)
         record = UndoRecord(path, State.of(found))
-        for point in self.snapshots:
+        for point in self.snapshots if not is_reserved(path) else ():
             point.before.setdefault(path, record.before)
         if path not in records:
             records[path] = record
@@ -220,6 +219,8 @@ class UndoLog:
 
     def _first(self, path: str, before: State | None) -> None:
         """Have the open savepoints and snapshots know what a path was, if it has not changed since they were made."""
+        if is_reserved(path):
+            return
         scopes = [*self.savepoints, *self.snapshots] if self.snapshots else self.savepoints
         for depth, scope in enumerate(scopes):
             if path not in scope.before:
