@@ -355,6 +355,23 @@ def test_a_full_store_rolls_the_call_back_and_the_next_one_goes_through(root: Pa
     assert lasting(capture_tree(root)) == lasting(before)
 
 
+def test_a_rollback_for_want_of_space_is_written_down(root: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "2m") as disk:
+
+        def work(before: Callable[[str], None]) -> None:
+            with Workspace.open(root, store=disk / "store") as workspace:
+                call(workspace, change)
+                fill(disk)
+                with pytest.raises(OSError, match="No space left"):
+                    call(workspace, lambda fs: fs.write_bytes("much", os.urandom(600_000)))
+                before("the end")
+
+        assert killed_at(0, work)
+        (disk / "filler").unlink()
+        with Workspace.open(root, store=disk / "store") as workspace:
+            assert workspace.recovered is None or workspace.recovered.outcome == "finished"
+
+
 def test_a_store_that_fills_up_step_by_step_keeps_what_it_has(root: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "3m") as disk:
         made = 0

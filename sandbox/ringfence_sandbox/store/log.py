@@ -267,18 +267,19 @@ class Log:
         self.pending_bytes = 0
 
     def _write(self, written: bytes, end: int, reserve: int) -> None:
+        done = 0
         try:
             if end + reserve > self._room:
                 self._make_room(end + reserve)
             failpoint("log")
-            done = os.pwrite(self._file, written, self._end)
             while done < len(written):
                 done += os.pwrite(self._file, memoryview(written)[done:], self._end + done)
         except OSError as error:
             with suppress(OSError):
-                os.ftruncate(self._file, self._end)
-                self._room = self._end
-                self._make_room(self._end + reserve)
+                if done:  # else the room that is reserved stays
+                    os.ftruncate(self._file, self._end)
+                    self._room = self._end
+                    self._make_room(self._end + reserve)
             raise not_written(error, str(self.path)) from error
 
     def _make_room(self, needed: int) -> None:
