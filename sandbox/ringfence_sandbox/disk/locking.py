@@ -139,7 +139,8 @@ def describe_holder(store: str | None) -> str:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return file.read() or "another process"
+                said = file.read() or "another process"
+                return f"{said}, this very process" if f"process {os.getpid()} " in said else said
             # Nobody has the store, so what is written there is of one who has ended: the root is open with another.
     return "another process"
 
