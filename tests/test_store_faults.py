@@ -275,6 +275,27 @@ def test_a_log_that_was_removed_takes_the_steps_that_only_it_had(root: Path, sto
         assert [entry.kind for entry in workspace.log()] == ["external", "step", "baseline"]
 
 
+def test_a_record_that_is_just_being_written_is_no_damage_to_a_reader(
+    workspace: Workspace, root: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call(workspace, change)
+    real, torn = os.pread, list[bytes]()
+
+    def pread(file: int, size: int, at: int) -> bytes:
+        content = real(file, size, at)
+        if torn or at:
+            return content
+        middle = len(content.rstrip(b"\0")) // 2
+        torn.append(content)
+        return content[:middle] + bytes(9) + content[middle + 9 :]
+
+    monkeypatch.setattr(os, "pread", pread)
+    with Workspace.open(root, store=store, read_only=True) as looking:
+        assert looking.damage is None
+        assert [step.number for step in looking.steps()] == [1]
+    assert torn
+
+
 # Not to be written
 
 

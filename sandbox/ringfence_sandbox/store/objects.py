@@ -90,10 +90,15 @@ class HistoryObjects:
     def _open(self, writable: bool, power: bool) -> tuple[Log, list[Pack]]:
         # A log's objects are in a pack before the log goes: opened in this order, a reader without the lock misses
         # nothing, unless what it has listed is gone when it opens it.
+        damage = None
         for _ in range(20):
             try:
                 log = Log(self._folder, writable=writable, power=power)
             except FileNotFoundError:
+                continue
+            if not writable and log.damage != damage:  # so looks a record, too, that was just being written
+                damage = log.damage
+                log.close()
                 continue
             try:
                 return log, open_packs(self._pack_folder)
