@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -12,6 +14,7 @@ from captured_tree import capture_tree, lasting
 from effort import kill_points
 from kernels import in_another_boot
 from killing import killed_at
+from mounts import mounted
 
 from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
@@ -220,3 +223,37 @@ def test_healing_killed_anywhere_is_done_again(tmp_path: Path) -> None:
         if not killed:
             assert point > 5
             break
+
+
+# A disk that has only what somebody has waited for
+
+
+@pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="the disk is an image with ext4")
+def test_a_rollback_that_is_on_record_is_on_the_disk(tmp_path: Path) -> None:
+    image, copy, disk = tmp_path / "image", tmp_path / "copy", tmp_path / "disk"
+    disk.mkdir()
+    image.write_bytes(bytes(12 << 20))
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-b", "4096", str(image)], check=True)
+    root, store = disk / "root", disk / "store"
+
+    def work(stop: Callable[[str], None]) -> None:
+        in_another_boot()
+        with Workspace.open(root, store=store, durability="power") as workspace:
+            with held_call(workspace.filesystem) as held:
+                workspace.filesystem.for_call(held).write("kept", "kept")
+                held.commit()
+            with held_call(workspace.filesystem) as held:
+                workspace.filesystem.for_call(held).write_bytes("new/file", os.urandom(5000))
+                held.rollback()
+            with held_call(workspace.filesystem) as held:
+                workspace.filesystem.for_call(held).chmod("kept", 0o600)
+                stop("here")
+
+    with mounted(disk, "-o", "loop,commit=300", str(image)):
+        root.mkdir()
+        os.sync()
+        assert killed_at(0, work)
+        shutil.copyfile(image, copy)
+    with mounted(disk, "-o", "loop", str(copy)):
+        Workspace.open(root, store=store, durability="power").close()
+        assert [path.name for path in root.iterdir()] == ["kept"]

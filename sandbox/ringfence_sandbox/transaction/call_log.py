@@ -37,7 +37,7 @@ class CallLog:
         """Whether anything of the call is written."""
         return self.file is not None and self.file.busy
 
-    def write(self, *records: Mapping[str, Json], blob: bytes = b"", wait: bool = True) -> None:
+    def write(self, *records: Mapping[str, Json], blob: bytes = b"") -> None:
         assert self.file is not None, "a read-only filesystem changes nothing"
         if not self.file.busy:
             self.file.check_there()
@@ -48,14 +48,9 @@ class CallLog:
                 first.insert(0, self._root)
             records = (*first, *records)
         self.file.append(*records, blob=blob)
-        if wait:
-            self.file.flush()
+        self.file.flush()
         self.file.busy = True
         self._root = None
-
-    def write_hold(self, record: Mapping[str, Json]) -> None:
-        """Without a wait for the disk: until the next record there is nothing in it that anybody could miss."""
-        self.write(record, wait=False)
 
     def name_hold(self, name: str | None) -> None:
         """Have a new log begin with the name of the holding directory: files may come there before its next record."""

@@ -291,6 +291,8 @@ class Transactions:
         report = self._undo_since(savepoint)
         if report.errors:
             raise report.errors[0]
+        if self.power and self.undo.log.begun:  # before the next record puts on the disk that it is undone
+            sync_filesystem(self.files.root)
         self.undo.read_set.clear()
         self._compared = None
         for point in self.undo.snapshots if taken.remade else ():

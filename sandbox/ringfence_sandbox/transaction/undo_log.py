@@ -96,7 +96,7 @@ class UndoLog:
         if self.read_set.unsure:
             self.find_holding()
         if self.held is None:
-            self.held = Holding.make(self.files, self.log.write_hold, self._store)
+            self.held = Holding.make(self.files, self.log.write, self._store)
             self.log.name_hold(self.held.name)
         return self.held
 
