@@ -289,3 +289,39 @@ def test_the_first_opening_does_not_look_at_every_other_store(tmp_path: Path, mo
             store.mkdir()
             (store / "root").write_text(json.dumps([f"/somewhere/{other}", other, other, ""]))
     assert costs[2] < costs[1] + 200
+
+
+@pytest.mark.parametrize("opaque", [False, True])
+@pytest.mark.parametrize(
+    "undone",
+    [
+        lambda fs: fs.delete("moved", recursive=True),
+        lambda fs: fs.move("moved", "again"),
+        lambda fs: (fs.write("moved/file", "new"), fs.delete("moved/file")),
+    ],
+)
+def test_a_call_commits_what_it_has_moved_after_a_call_within_was_rolled_back(
+    workspace: Workspace, root: Path, undone: Callable[[HostFilesystem], object], opaque: bool
+) -> None:
+    (root / "directory").mkdir()
+    (root / "directory/file").write_text("old")
+    workspace.look()
+    with held_call(workspace.filesystem) as held:
+        fs = workspace.filesystem.for_call(held)
+        fs.move("directory", "moved")
+        with held_call(workspace.filesystem, call_id="inner", parent=held, opaque=opaque) as inner:
+            undone(workspace.filesystem.for_call(inner))
+            inner.rollback()
+        held.commit()
+    assert workspace.steps()[-1].paths == ("directory", "directory/file", "moved", "moved/file")
+
+
+def test_a_call_goes_back_to_before_a_move_of_another_call(workspace: Workspace, root: Path) -> None:
+    (root / "file").write_text("old")
+    snapshot = workspace.filesystem.snapshot()
+    for work in (lambda fs: fs.move("file", "moved"), lambda fs: fs.restore(snapshot)):
+        with held_call(workspace.filesystem) as held:
+            work(workspace.filesystem.for_call(held))
+            held.commit()
+    assert (root / "file").read_text() == "old"
+    assert workspace.steps()[-1].paths == ("file", "moved")

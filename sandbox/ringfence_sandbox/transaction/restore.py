@@ -108,12 +108,13 @@ class Restore:
         from_history: FromHistory | None = None,
         finish: Callable[[str], None] | None = None,
         discard: bool = False,
+        places: dict[int, str] | None = None,
     ) -> None:
         """``thorough`` compares content of any size before it is taken for the call's own. With ``lost_power`` a file
         of the call may have lost bytes. ``make`` makes a file that is nowhere, and so does
         ``from_history``, after the hold was removed. ``finish`` gives what is at a path all
         its metadata. ``discard`` unlinks what the call has made, for the room, instead of holding it; the caller then
-        sets ``held`` before `run`."""
+        sets ``held`` before `run`. ``places`` has by inode where files of before are, and is kept true."""
         self.report = RestoreReport()
         self.files = files
         self.renames = renames
@@ -126,6 +127,7 @@ class Restore:
         self.from_history = from_history
         self.finish = finish
         self.discard = discard
+        self.places = {} if places is None else places
         self.whole: set[str] = set()
         """Directories that go with all that is in them."""
         self.known: dict[int, list[State]] = {}
@@ -202,6 +204,7 @@ class Restore:
 
     def _move_back(self, epoch: Epoch, move: Move) -> None:
         if self.is_at(move.old, move.inode):
+            self._moved_back(move)
             return
         held = self.hold.held is not None and move.new.startswith(f"{self.hold.held.name}/")
         if not self.is_at(move.new, move.inode):
@@ -216,6 +219,7 @@ class Restore:
             if self.files.look(move.old) is not None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), move.old)
             self.move(move.new, move.old)
+            self._moved_back(move)
             for path, place in self.report.moved.items():
                 if is_below(place, move.new):
                     self.report.moved[path] = rebased(place, move.new, move.old)
@@ -225,6 +229,16 @@ class Restore:
             self.conflict(move.old, move.inode)
             if not held:
                 self.report.moved[move.old] = move.new
+
+    def _moved_back(self, move: Move) -> None:
+        for inode, place in self.places.items():
+            if place == move.new or is_below(place, move.new):
+                self.places[inode] = rebased(place, move.new, move.old)
+
+    def placed(self, path: str, before: State | None) -> None:
+        """A path has its file of before."""
+        if before is not None and before.inode in self.places:
+            self.places[before.inode] = path
 
     def move(self, source: str, target: str) -> None:
         found = self.files.look(source) if self.log is not None else None
@@ -324,6 +338,7 @@ class _EpochRestore:
         for path, record in self._records.items():
             found = self._files.look(path)
             if self._is_before(record.before, found):
+                self._restore.placed(path, record.before)
                 self._put_back_foreign(path, record, found)
             elif not record.afters:  # a directory in which the call did something, and that somebody has removed
                 continue
@@ -540,6 +555,7 @@ class _EpochRestore:
             self._has_displaced(path, exchanged, body)
         if body in self._held.get(before.inode, ()):
             self._held[before.inode].remove(body)
+        self._restore.placed(path, before)
         self._placed.add(path)
 
     def _body(self, record: UndoRecord, before: State) -> str | None:

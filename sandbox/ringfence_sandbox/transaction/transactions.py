@@ -67,6 +67,8 @@ class Transactions:
         self._compared: tuple[Savepoint, int, TypedChanges] | None = None
         self._calls_opaque = 0
         """The number of the next opaque call."""
+        self._places: dict[int, dict[int, str]] = {}
+        """Where files of before were when the opaque call with a number began."""
 
     @property
     def has_changes(self) -> bool:
@@ -163,6 +165,7 @@ class Transactions:
         self.undo.log.write(record, blob=before.more())
         self.undo.epochs[-1:] = [self.undo.epochs[-1], Epoch(opaque=number), Epoch()]
         self.undo.version += 1
+        self._places[number] = self.undo.places.copy()
         self._opaque.begun(number, before)
         self.undo.times.forget()
         self.undo.read_set.left.clear()
@@ -331,10 +334,11 @@ class Transactions:
             self.undo.log.note(restore.report.to_json(start - first + count))
 
         self.undo.version += 1
-        if self.undo.held is not None and not self.undo.held.is_in_place:  # somebody has removed it
-            self.undo.find_holding()
+        undo = self.undo
+        if undo.held is not None and not undo.held.is_in_place:  # somebody has removed it
+            undo.find_holding()
         remake = None if self._history is None else self._history.remake
-        restore = Restore(self.files, self.undo.renames, self.undo.hold, self.undo.times, from_history=remake)
+        restore = Restore(self.files, undo.renames, undo.hold, undo.times, from_history=remake, places=undo.places)
         report = restore.run(epochs, on_undone=note_undone)
         self._remap(report.new_inodes)
         if report.errors:
@@ -368,6 +372,7 @@ class Transactions:
         )
         self.undo.version += 1
         self.undo.times.forget()
+        self.undo.places = self._places[number].copy()
         self._remap(taken.new_inodes)
         self.undo.epochs[first:] = [Epoch()]
         self._opaque.end(number)  # not before: what is interrupted until then is done again
@@ -425,6 +430,7 @@ class Transactions:
                     self.undo.find_holding()  # what a program moved from there into the tree is the tree's
             self._opaque.end()
         self._compared = None
+        self._places.clear()
         self.undo.written.forget()
         self.undo.times.forget()
         self.undo.read_set.clear()
@@ -496,7 +502,8 @@ class Transactions:
 
     def make(self, epoch: Epoch, make: Make | None) -> RestoreReport:
         """Make paths what they are in the records, as changes of the open call."""
-        report = Restore(self.files, self.undo.renames, self.undo.hold, self.undo.times, log=self.undo, make=make).run(
+        undo = self.undo
+        report = Restore(self.files, undo.renames, undo.hold, undo.times, log=undo, make=make, places=undo.places).run(
             [epoch]
         )
         if report.errors:

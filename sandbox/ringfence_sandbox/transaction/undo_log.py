@@ -274,7 +274,8 @@ class UndoLog:
 
     def undo_operation(self, operation: RunningOperation) -> RestoreReport:
         """Undo an operation that failed half way, and what it has logged."""
-        report = Restore(self.files, self.renames, self.hold, self.times).run(operation.epochs)
+        restore = Restore(self.files, self.renames, self.hold, self.times, places=self.places)
+        report = restore.run(operation.epochs)
         for move in [epoch.move for epoch in operation.epochs if epoch.move is not None]:
             self.epochs.pop()
             self.epochs[-1].move = None
