@@ -66,7 +66,7 @@ def test_killed_anywhere_in_the_store_the_step_is_whole_or_not_there(tmp_path: P
             call(workspace, f"{number}\n", f"before-{number}")
     number, ends = 0, set[str]()
     while True:
-        # The very tree, since a journal knows it by its inode; only the store is put back.
+        # The very tree, since the log knows it by its inode; only the store is put back.
         root, store = start / "root", tmp_path / f"store-{number}"
         shutil.copytree(start / "store", store, symlinks=True)
         before = lasting(capture_tree(root))

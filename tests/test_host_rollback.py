@@ -455,6 +455,23 @@ def test_what_somebody_put_into_a_directory_that_came_back_does_not_go_with_it(r
     assert (root / "d/e/theirs.txt").read_text() == "person"
 
 
+def test_a_snapshot_restored_in_a_nested_call_costs_a_conflict_and_no_content(root: Path, tmp_path: Path) -> None:
+    with HostFilesystem(root, store=tmp_path / "store") as fs, held_call(fs) as outer:
+        snapshot = fs.snapshot()
+        with held_call(fs, call_id="one", parent=outer) as one:
+            fs.for_call(one).write("a.txt", "of the first\n")
+            one.commit()
+        with held_call(fs, call_id="two", parent=outer) as two:
+            fs.for_call(two).restore(snapshot)
+            fs.for_call(two).write("a.txt", "of the second\n")
+            two.rollback()
+        assert (root / "a.txt").read_text() == "of the first\n"
+        report = outer.rollback()
+    assert report.conflicts == ("a.txt",)
+    [kept] = [path for path in (tmp_path / "store/kept").iterdir() if path.read_text() == "a\n"]
+    assert str(kept) in " ".join(report.notes)
+
+
 # A hold that was removed
 
 

@@ -236,7 +236,8 @@ def test_nothing_of_a_damaged_log_goes_without_a_copy_and_a_word(root: Path, sto
         assert workspace.recovered is not None
         [said] = [note for note in workspace.recovered.notes if "the history is damaged" in note]
         assert "steps in them are lost" in said
-        assert at in (20, 0.2) or len(workspace.lost) + len(workspace.steps()) <= 3
+        # At most one is unknown: that whose commit record was damaged. Of a log without its number nothing is read.
+        assert len(workspace.lost) + len(workspace.steps()) in ([0] if at == 20 else [2, 3])
         call(workspace, lambda fs: fs.write("after the damage", "x"))
     assert Path(said.rpartition(" is kept at ")[2]).read_bytes() == data
     fsck(store / "history")

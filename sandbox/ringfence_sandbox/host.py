@@ -81,8 +81,8 @@ class HostFilesystem(Transactional):
     """A workspace on disk. Nothing outside of the root can be reached through it, and every call can be undone.
 
     Opening it recovers what a killed opener left (`recovered`) and locks the root until `close`, which ``with``
-    calls. A read-only one does neither: it only looks. `for_call` gives further objects over the same workspace,
-    equal to this one.
+    calls. Its first call takes in the whole tree, which the history begins with. A read-only one only looks. `for_call`
+    gives further objects over the same workspace, equal to this one.
     """
 
     durable = True
@@ -496,7 +496,7 @@ class HostFilesystem(Transactional):
     def _point(self, snapshot: FilesystemSnapshot) -> SnapshotPoint:
         if not isinstance(snapshot, HostSnapshot) or snapshot.opened is not self._opened:
             raise SnapshotRestoreError(
-                f"{getattr(snapshot, 'snapshot_id', snapshot)!r} is no snapshot of this filesystem that anybody holds"
+                f"the snapshot {snapshot.snapshot_id!r} is of another filesystem, or one that nobody holds any more"
             )
         return snapshot.point
 

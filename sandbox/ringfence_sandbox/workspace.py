@@ -257,7 +257,7 @@ class Workspace:
 
     @property
     def lost(self) -> Sequence[str]:
-        """Commits that a crash kept from the store; what they changed is in the history as somebody else's."""
+        """Commits that are lost with the damaged part of the log; what they changed is somebody else's now."""
         return self._history.lost if self._history is not None else ()
 
     @property

@@ -111,10 +111,10 @@ class Restore:
         places: dict[int, str] | None = None,
     ) -> None:
         """``thorough`` compares content of any size before it is taken for the call's own. With ``lost_power`` a file
-        of the call may have lost bytes. ``make`` makes a file that is nowhere, and so does
-        ``from_history``, after the hold was removed. ``finish`` gives what is at a path all
-        its metadata. ``discard`` unlinks what the call has made, for the room, instead of holding it; the caller then
-        sets ``held`` before `run`. ``places`` has by inode where files of before are, and is kept true."""
+        of the call may have lost bytes. ``make`` makes a file that is nowhere, and so does ``from_history``, after the
+        hold was removed. ``finish`` gives what is at a path all its metadata. ``discard`` unlinks what the call has
+        made, for the room, instead of holding it; the caller then sets ``held`` before `run`. ``places`` has by inode
+        where files of before are, and is kept true."""
         self.report = RestoreReport()
         self.files = files
         self.renames = renames
