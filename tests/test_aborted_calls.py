@@ -172,14 +172,14 @@ def test_a_call_within_a_call_is_kept_as_a_call_of_its_own(root: Path, workspace
     assert kept(root, 1, "a.txt") == b"the inner one"
 
 
-def test_typed_changes_before_a_program_are_kept_apart(root: Path, workspace: Workspace) -> None:
+def test_typed_changes_before_a_program_are_kept_with_what_it_changed(root: Path, workspace: Workspace) -> None:
     with held_call(workspace.filesystem, call_id="outer") as outer:
         workspace.filesystem.for_call(outer).write("a.txt", "typed")
         with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
             (root / "script").write_text("by a program")
             inner.commit()
         outer.rollback()
-    assert [entry.paths for entry in workspace.aborted()] == [("a.txt",), ("script",)]
+    assert [entry.paths for entry in workspace.aborted()] == [("a.txt", "script")]
     assert (root / "a.txt").read_text() == "a.txt before\n"
 
 

@@ -403,6 +403,27 @@ def test_a_snapshot_makes_a_removed_directory_anew_around_the_very_files(root: P
     assert (root / "d").stat().st_ino != directory.st_ino
 
 
+def test_a_call_goes_on_after_a_nested_one_that_restored_snapshots_was_rolled_back(
+    root: Path, fs: HostFilesystem
+) -> None:
+    before = fs.snapshot()
+    fs.write("d/b.txt", "new")
+    after = fs.snapshot()
+    with held_call(fs, call_id="outer") as outer:
+        for snapshot in (after, before):
+            fs.for_call(outer).restore(snapshot)
+        with held_call(fs, call_id="inner", parent=outer) as inner:
+            for snapshot in (before, after):
+                fs.for_call(inner).restore(snapshot)
+            assert inner.rollback().conflicts == ()
+        fs.for_call(outer).delete("d", recursive=True)
+        assert "d/b.txt" in {change.path for change in outer.changed()}
+        outer.commit()
+    assert not (root / "d").exists()
+    fs.restore(after)
+    assert (root / "d/b.txt").read_text() == "new"
+
+
 def delete_a_directory(fs: HostFilesystem) -> None:
     fs.delete("d", recursive=True)
 

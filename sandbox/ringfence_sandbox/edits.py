@@ -201,7 +201,7 @@ class Edits:
         path, holding = found.place, self._undo.holding
         self._check_mounts(found)
         self._read_set.check(path, found.stat)
-        slot = holding.new_slot(path)
+        slot = holding.new_slot()
         with _Renaming(path, partial(os_error, errno.ENOENT)), self._files.parent(path) as (above, name):
             there = self._copied_up(above, name, found.stat)
             inside: Mapping[str, State] = {}
@@ -275,7 +275,6 @@ class Edits:
                     undo.renames.rename(holding.descriptor, str(slot), at, name)
                 else:
                     self._exchange(at, name, place, slot, found)
-        undo.placed(place, state.inode)
         self._read_set.wrote(place, state)
 
     def _exchange(self, at: int, name: str, place: str, slot: int, found: os.stat_result) -> None:
@@ -289,7 +288,7 @@ class Edits:
     # -- new files
 
     def _create(self, place: str, content: bytes) -> None:
-        slot = self._undo.holding.new_slot(place)
+        slot = self._undo.holding.new_slot()
         with self._files.parent(place) as (at, _):
             descriptor = self._new_file(at, slot)
         try:
@@ -329,7 +328,7 @@ class Edits:
     def new_symlink(self, place: str, target: str) -> int:
         """The slot of a new symlink."""
         holding = self._undo.holding
-        slot = holding.new_slot(place)
+        slot = holding.new_slot()
         failpoint("symlink")
         os.symlink(target, str(slot), dir_fd=holding.descriptor)
         return slot
@@ -352,7 +351,7 @@ class Edits:
         found = self._copied_up(at, name, found)
         if mode is None and not os.access(name, os.W_OK, dir_fd=at, effective_ids=True):
             raise os_error(errno.EACCES, place) if exists(at, name) else stale(place)
-        slot = holding.new_slot(place)
+        slot = holding.new_slot()
         # In the holding directory, and not nameless in its own as in `_new_file`: what it would get from there it gets
         # from the other file, and where ext4 has no journal such a file took three times as long.
         descriptor = holding.create(slot, stat.S_IMODE(found.st_mode) if mode is None else mode)

@@ -161,7 +161,7 @@ class TreeWriter:
             slot = self._edits.new_symlink(path, os.fsdecode(self._content(entry.oid)))
             self._apply_metadata(path, slot, entry)
             return slot
-        slot = holding.new_slot(path)
+        slot = holding.new_slot()
         if other is not None:
             failpoint("link")
             with self._files.parent(other) as (at, name):

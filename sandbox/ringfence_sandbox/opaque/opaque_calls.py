@@ -1,23 +1,22 @@
-"""The opaque calls that are open in one workspace, by number."""
+"""Opaque calls in one workspace, and the way back to where the calls began in which there is one."""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ringfence.participants import Change
-from ringfence_sandbox.disk.confined import Confined, is_reserved
+from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Renames, birth_ns
-from ringfence_sandbox.disk.state import Json
+from ringfence_sandbox.disk.state import Json, State
 from ringfence_sandbox.opaque.heartbeat import GRACE_NS, Heartbeat
 from ringfence_sandbox.opaque.scans import Scans
 from ringfence_sandbox.opaque.states import (
     Aborted,
     After,
     Before,
-    Displaced,
     KeptOpen,
     ScannedFiles,
     is_only_time,
@@ -25,10 +24,8 @@ from ringfence_sandbox.opaque.states import (
 from ringfence_sandbox.opaque.tree_rollback import Judge, TreeRollback
 from ringfence_sandbox.scan.scan import clock_ahead_ns
 from ringfence_sandbox.store.entries import Difference, Entry, is_directory
-from ringfence_sandbox.transaction.changes import ChangedFiles
 from ringfence_sandbox.transaction.hold import Hold, Holding
 from ringfence_sandbox.transaction.restore import RestoreReport
-from ringfence_sandbox.transaction.undo_records import Epoch, is_below, rebased
 
 Note = Callable[[Mapping[str, Json]], None]
 """Writes a record into the log, if there is room."""
@@ -36,12 +33,11 @@ MOST_LISTED = 20
 """Paths in a note; the rest is counted."""
 
 
-@dataclass(slots=True)
-class _Call:
-    """One that is open."""
+@dataclass(slots=True, eq=False)
+class Base:
+    """The tree to which a call goes back in which an opaque call has begun: its own, or one within it."""
 
     before: Before
-    kept_open: KeptOpen = field(default_factory=KeptOpen)
     seen: tuple[int, After] | None = None
     """What the last look at the tree found, with the version of the workspace that was looked at."""
     tried: set[str] | None = None
@@ -53,85 +49,72 @@ class _Call:
 
 
 class OpaqueCalls:
-    """What is known of them, and the rollback of each."""
+    """What they share while an outermost call is open, and the rollback to each of its bases."""
 
     def __init__(self, files: Confined, renames: Renames, scans: Scans, stamp: Heartbeat) -> None:
         self._files = files
         self._renames = renames
         self._scans = scans
         self._stamp = stamp
-        self._calls: dict[int, _Call] = {}
+        self._kept_open = KeptOpen()
+        self.any_open = False
+        """Whether one has begun in the outermost call."""
         self.contained = False
         """Whether a command that is to get nobody's rights ran in one of these calls."""
-
-    @property
-    def any_open(self) -> bool:
-        return bool(self._calls)
 
     @property
     def stamp(self) -> int:
         """The descriptor of the file that is stamped while one is open."""
         return self._stamp.descriptor
 
-    def begin(self, early: ChangedFiles | None, epochs: Sequence[Epoch], holding: Holding | None) -> Before:
-        """Look at the tree and store it, before a call and after what typed calls have done. OSError: it cannot be."""
-        displaced, inodes, shared = Displaced(), _inodes(self._files, epochs), set[int]()
-        if holding is not None and holding.paths:
-            displaced = Displaced(holding.name, {holding.place(slot): path for slot, path in holding.paths.items()})
-            held = {place: found for place, found in holding.entries() if displaced.has(place)}
-            inodes |= {place: found.st_ino for place, found in held.items()}
-            shared = {one.st_ino for one in held.values() if one.st_nlink > 1 and not stat.S_ISDIR(one.st_mode)}
-        before = self._scans.before(early, inodes, displaced, nested=self.any_open)
-        if shared:
-            before.inodes = {**before.paths_of(shared), **before.inodes}
+    def begin(self, firsts: Sequence[Mapping[str, State | None]], held: Holding | None) -> list[Base]:
+        """Look at the tree before an opaque call, and store it as it was when each of the calls around began that has
+        no base yet; see `Scans.before`. OSError: it cannot be."""
+        before = self._scans.before(firsts, held, outermost=not self.any_open)
         self._stamp.start()
-        return before
+        return [Base(one) for one in before]
 
-    def begun(self, number: int, before: Before) -> None:
+    def begun(self, bases: Sequence[Base]) -> None:
         """The log has the record that a call begins with."""
         self._stamp.begun()
-        self._calls[number] = _Call(before)
-        self._calls[number].kept_open.open(self._files, before.left)
+        self.any_open = True
+        for base in bases:
+            self._kept_open.open(self._files, base.before.left)
 
     def sealed(self) -> None:
         """The outermost call has ended all its programs. What changes from now on is somebody else's."""
         self._stamp.pause()
 
-    def end(self, down_to: int = -1) -> None:
-        """Of these calls none is open any more."""
-        for number in [number for number in self._calls if number >= down_to]:
-            self._calls.pop(number).kept_open.close()
-        if not self._calls:
-            self._stamp.stop()
-            self.contained = False
+    def end(self) -> None:
+        """The outermost call has ended."""
+        self._stamp.stop()
+        self._kept_open.close()
+        self.any_open = self.contained = False
 
-    def changes(self, number: int, version: int, early: Sequence[Change]) -> list[Change]:
-        """Look at the tree; what changed since a call began. ``early`` had changed before, in a call around it."""
-        after = self._look(number, version)
-        return _merged(early, self._scans.changes(self._calls[number].before, after))
+    def changes(self, base: Base, version: int) -> list[Change]:
+        """Look at the tree; what changed since a call began."""
+        return self._scans.changes(base.before, self._look(base, version))
 
-    def scanned(self, number: int, version: int, early: Sequence[Change]) -> ScannedFiles:
+    def scanned(self, base: Base, version: int) -> ScannedFiles:
         """What changed, for a history; as `changes` saw it, if it was asked."""
-        before, after = self._calls[number].before, self._calls[number].seen_at(version) or self._look(number, version)
-        return self._scans.scanned(before, after, _merged(early, self._scans.changes(before, after)))
+        after = base.seen_at(version) or self._look(base, version)
+        return self._scans.scanned(base.before, after, self._scans.changes(base.before, after))
 
-    def differs(self, number: int, version: int) -> bool:
+    def differs(self, base: Base, version: int) -> bool:
         """Whether anything is not as it was when a call began, be it the time of a file; as `changes` saw it."""
-        after = self._calls[number].seen_at(version)
+        after = base.seen_at(version)
         return after is None or not all(map(is_only_time, after.differing))
 
-    def _look(self, number: int, version: int) -> After:
-        call = self._calls[number]
-        after = self._scans.after(call.before)
+    def _look(self, base: Base, version: int) -> After:
+        after = self._scans.after(base.before)
         if self.contained:
-            after = self._scans.disarmed(call.before, after)
-        call.seen = version, after
+            after = self._scans.disarmed(base.before, after)
+        base.seen = version, after
         return after
 
-    def roll_back(self, number: int, version: int, hold: Hold, note: Note, *, tool: str, call_id: str) -> RestoreReport:
+    def roll_back(self, base: Base, version: int, hold: Hold, note: Note, *, tool: str, call_id: str) -> RestoreReport:
         """Bring the tree back to where a call began. OSError: it could not be completed, and may be tried again."""
-        call = self._calls[number]
-        before, after, tried = call.before, call.seen_at(version), call.tried
+        before, after, tried = base.before, base.seen_at(version), base.tried
         if after is None or tried is not None:
             after = self._scans.after(before)
         seen = {path for path, _, _ in after.differing} | after.found.excluded.keys() if tried is None else tried
@@ -143,24 +126,14 @@ class OpaqueCalls:
             by_trying = tried is not None and is_directory(wanted) and (now is None or is_directory(now))
             return path in seen or below_opened or by_trying
 
-        way = TreeRollback(
-            self._files, self._renames, hold, self._scans.store.states, before, after, judge, call.kept_open
-        )
-        call.tried = {*way.items, *(tried or ())}
-        way.copied = lambda old, new: note({"copied": [old, new], "before": number})
-        done = self._go(way, number, note, self._scans.keep(before, after, way.items, tool=tool, call_id=call_id))
-        for outer in [outer for index, outer in self._calls.items() if index < number]:
-            outer.before.know_again(done.new_inodes)
-            outer.kept_open.release(done.new_inodes)
-            outer.kept_open.open(self._files, outer.before.left)
-        return done
+        way = self._way(before, after, judge, hold)
+        base.tried = {*way.items, *(tried or ())}
+        return self._go(way, note, self._scans.keep(before, after, way.items, tool=tool, call_id=call_id))
 
     def recover(
         self,
-        number: int,
         commit: str,
         more: bytes,
-        became: Mapping[int, int],
         kept: str | None,
         stamp_path: str,
         hold: Hold,
@@ -169,16 +142,15 @@ class OpaqueCalls:
         tool: str,
         call_id: str,
     ) -> RestoreReport:
-        """`roll_back` for a call whose process was killed; ``became`` has the inodes of what was copied back since it
-        began, and ``kept`` is the commit that an earlier try has kept.
+        """`roll_back` for an outermost call whose process was killed; ``kept`` is the commit that an earlier try has
+        kept.
 
         Raises:
             LookupError: the store does not have the state before the call.
             OSError: it could not be completed.
         """
-        before = self._scans.recovered(commit, more)
-        before.know_again(became)
-        after, opened = self._scans.made_readable(before, self._scans.after(before))
+        before, after = self._scans.recovered(commit, more)
+        after, opened = self._scans.made_readable(before, after)
         # The stamp is of the system's clock, and the times of files may be of a server's.
         try:
             ahead_ns = clock_ahead_ns(self._files.root)
@@ -186,46 +158,25 @@ class OpaqueCalls:
             ahead_ns = clock_ahead_ns(hold.make().descriptor, "clock")
         limit_ns = Heartbeat.last_ns(stamp_path) + ahead_ns + GRACE_NS
         judge = _ended(self._files, limit_ns, self._scans.kept_states(before, kept), opened)
-        way = TreeRollback(self._files, self._renames, hold, self._scans.store.states, before, after, judge, KeptOpen())
+        way = self._way(before, after, judge, hold)
         if kept is None:  # an earlier try has given directories new times itself
             way.spare_times(limit_ns, opened)
             aborted = self._scans.keep(before, after, way.items, tool=tool, call_id=call_id)
         else:
             aborted = self._scans.kept_as(kept)
-        return self._go(way, number, note, aborted)
+        return self._go(way, note, aborted)
 
-    def _go(self, way: TreeRollback, number: int, note: Note, aborted: Aborted) -> RestoreReport:
-        told = [
-            path or "the root"
-            for path, item in sorted(way.items.items())
-            if not is_only_time(item) and not is_reserved(path)
-        ]
-        note({"taking back": number, "kept": aborted.commit})
+    def _way(self, before: Before, after: After, judge: Judge, hold: Hold) -> TreeRollback:
+        states = self._scans.store.states
+        return TreeRollback(self._files, self._renames, hold, states, before, after, judge, self._kept_open)
+
+    def _go(self, way: TreeRollback, note: Note, aborted: Aborted) -> RestoreReport:
+        told = [path or "the root" for path, item in sorted(way.items.items()) if not is_only_time(item)]
+        note({"taking back": aborted.commit})
         done = way.run()
-        path_of = way.before.displaced.path_of
-        done.conflicts = {path_of(path) for path in done.conflicts}
-        done.displaced = {path_of(path): slot for path, slot in done.displaced.items()}
         self._scans.sync()
-        became: Json = [[old, new] for old, new in done.new_inodes.items()]
-        note({"undone": number, "became": became, "conflicts": [*done.conflicts], "displaced": {**done.displaced}})
         done.notes[:0] = [*_rollback_notes(told, aborted), *aborted.notes]
         return done
-
-
-def _inodes(files: Confined, epochs: Sequence[Epoch]) -> dict[str, int]:
-    """The inodes at the places where what typed calls have changed is now, by place."""
-    last = max((number for number, epoch in enumerate(epochs) if epoch.opaque is not None), default=-1)
-    found: dict[str, int] = {}
-    for number, epoch in enumerate(epochs[last + 1 :], last + 1):
-        for path in [*epoch.records, *((epoch.move.old,) if epoch.move is not None else ())]:
-            place = path
-            for later in epochs[number:]:
-                if later.move is not None and (place == later.move.old or is_below(place, later.move.old)):
-                    place = rebased(place, later.move.old, later.move.new)
-            there = None if is_reserved(place) else files.look(place)
-            if there is not None:
-                found[place] = there.st_ino
-    return found
 
 
 def _ended(files: Confined, limit_ns: int, kept: Mapping[str, Entry], ctimes_ns: Mapping[str, int]) -> Judge:
@@ -246,14 +197,6 @@ def _ended(files: Confined, limit_ns: int, kept: Mapping[str, Entry], ctimes_ns:
         return path in kept and any(now is not None and (now.kind, now.oid) == (one.kind, one.oid) for one in ours)
 
     return judge
-
-
-def _merged(early: Sequence[Change], late: Sequence[Change]) -> list[Change]:
-    found = {change.path: change for change in early}
-    for change in late:
-        before = found[change.path].before if change.path in found else change.before
-        found[change.path] = Change(change.path, before, change.after)
-    return [found[path] for path in sorted(found) if found[path].before != found[path].after]
 
 
 def _rollback_notes(listed: Sequence[str], aborted: Aborted) -> list[str]:

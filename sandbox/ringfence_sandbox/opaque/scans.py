@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypeGuard
 
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.disk.confined import Confined, is_reserved, open_file, sha256_of
 from ringfence_sandbox.disk.kernel import free_bytes, set_mode, sync_filesystem
-from ringfence_sandbox.opaque.states import Aborted, After, Before, Displaced, ExcludedFile, ScannedFiles, is_only_time
+from ringfence_sandbox.disk.state import State
+from ringfence_sandbox.opaque.states import Aborted, After, Before, ExcludedFile, ScannedFiles, is_only_time
 from ringfence_sandbox.scan.scan import Exclusion, Hides, ScanResult
-from ringfence_sandbox.scan.stat_cache import Stamp
+from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, attributes_of, stamp_of
 from ringfence_sandbox.steps.aborted_calls import keep_commit
 from ringfence_sandbox.steps.step_history import StepHistory
-from ringfence_sandbox.steps.step_states import Differing, all_above
+from ringfence_sandbox.steps.step_states import all_above
 from ringfence_sandbox.store.commits import CommitInfo, PreparedStep
-from ringfence_sandbox.store.entries import Difference, Entry, Unknown, blob_id, is_directory
+from ringfence_sandbox.store.entries import Difference, Entry, Meta, Unknown, blob_id, is_directory, link_number
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.trees import walk
-from ringfence_sandbox.transaction.changes import ChangedFiles, ScannedStates, noting_failure
+from ringfence_sandbox.transaction.changes import ScannedStates, noting_failure
+from ringfence_sandbox.transaction.hold import Holding
 
 KEPT_BYTES = 1 << 30
 """Of one call's new files: beyond it only names and hashes are kept of what is taken back."""
@@ -35,6 +38,16 @@ _NAMES_BYTES = 1 << 14
 """What it takes, for a few paths, to keep that they were there at all."""
 
 _LOOKING = stat.S_IRUSR | stat.S_IXUSR
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A tree: what differs from the newest commit, what no commit has, and what is known of what is there."""
+
+    states: Mapping[str, Entry | None]
+    left: Mapping[str, ExcludedFile]
+    stamps: Mapping[str, Stamp]
+    attributes: Mapping[str, Attributes]
 
 
 class Scans:
@@ -50,97 +63,142 @@ class Scans:
         return self.history.store
 
     def before(
-        self, early: ChangedFiles | None, inodes: Mapping[str, int], displaced: Displaced, *, nested: bool
-    ) -> Before:
-        """Look at the tree and store all of it, before an opaque call.
+        self, firsts: Sequence[Mapping[str, State | None]], held: Holding | None, *, outermost: bool
+    ) -> list[Before]:
+        """Look at the tree and store all of it: as it is, and as it was when each of the calls around began.
 
-        What differs from the newest commit is somebody else's, and becomes one. ``early`` is what typed calls around
-        this one have changed so far; with ``nested`` there is an opaque one among those. ``inodes`` are those that the
-        undo log so far is about, and ``displaced`` is what it may bring back.
+        ``firsts`` has of each call, the outermost first, what the paths were that it has changed so far by itself. What
+        is no longer at its path is at another of these, or ``held``. With ``outermost`` the first is all there is of
+        changes, and what else differs from the newest commit is somebody else's, and becomes one.
 
         Raises:
             OSError: the tree cannot be read, or the store not be written.
         """
         history, store = self.history, self.store
-        prepared = None
-        if not nested and early is None and not displaced.paths:
-            found = history.take_in()
-        else:
-            found = self._scan(store.tip, displaced)
-            states: dict[str, Entry | None] = {**found.known()}
-            if not nested:
-                states = self._publish_external(early, found, states)
-            if states:
-                info = CommitInfo("external", datetime.now(UTC), title="before an opaque call in a call")
-                unknown = _unknown(found)
-                prepared = store.prepare(states, info, unknown=unknown)
-        commit = store.tip if prepared is None else prepared.commit
-        assert commit is not None, "a tree that was looked at has a commit"
-        attributes = history.attributes
-        history.stand_for(commit)
-        return Before(
-            commit,
-            prepared,
-            history.known(commit),
-            found.stamps,
-            {path: self._excluded(path, reason, found.stamps.get(path)) for path, reason in found.excluded.items()},
-            inodes,
-            displaced,
-            attributes,
-            room=free_bytes(store.folder) // 4,
-        )
+        is_taken_in = outermost and not any(firsts)
+        found = history.take_in() if is_taken_in else history.scan(store.tip)
+        tip = store.tip
+        assert tip is not None, "the first call of all takes in the tree"
+        known = {} if is_taken_in else {path: one for path, one in found.known().items() if not is_reserved(path)}
+        left = {path: self._excluded(path, reason, found.stamps.get(path)) for path, reason in found.excluded.items()}
+        now = _Look(known, left, found.stamps, history.attributes)
+        places = {one.st_ino: place for place, one in held.entries()} if held is not None else {}
+        for path in {path for first in firsts for path in first}:
+            if (here := self._look(path)) is not None:
+                places[here.st_ino] = path
+        looks = [self._as_it_was(tip, now, first, places) if first else now for first in firsts]
+        # The outermost last: with it the newest commit may become another.
+        last_first = [self._stored(tip, look, is_external=outermost and look is looks[0]) for look in reversed(looks)]
+        stored = last_first[::-1]
+        history.stand_for(stored[-1][0])
+        room = free_bytes(store.folder) // 4
+        return [
+            Before(commit, prepared, history.known(commit), look.stamps, look.left, look.attributes, room)
+            for look, (commit, prepared) in zip(looks, stored, strict=True)
+        ]
 
-    def _scan(
-        self,
-        commit: str | None,
-        displaced: Displaced,
-        keep: Callable[[bytes], str] | None = None,
-        hides: Hides | None = None,
-    ) -> ScanResult:
-        """What differs from a commit, in the tree and in what is displaced."""
-        found = self.history.scan(commit, keep, also=displaced.holding, hides=hides)
-        for known in (found.changes, found.excluded):
-            for path in [path for path in known if displaced.hides(path) and path != displaced.holding]:
-                del known[path]
-        return found
+    def _as_it_was(self, tip: str, now: _Look, first: Mapping[str, State | None], places: Mapping[int, str]) -> _Look:
+        """The tree with what paths were at first."""
+        states, left, stamps = {**now.states}, {**now.left}, {**now.stamps}
+        attributes = {path: one for path, one in now.attributes.items() if path not in first}
+        for path in first:
+            left.pop(path, None)
+            stamps.pop(path, None)
+        theirs = {path for path, state in now.states.items() if state is not None and path not in first}
+        holding = {*all_above([*theirs, *left])}  # of somebody else, maybe in a directory that the call had made
+        for path, state in first.items():
+            if state is None:
+                if path not in holding:
+                    states[path] = None
+                continue
+            if state.kind == "directory":
+                states[path] = Entry("directory", Meta(state.mode, state.uid, state.gid, state.mtime_ns))
+                here = self._look(path)
+                if here is None or not stat.S_ISDIR(here.st_mode):  # what had gone of it before is gone
+                    below = (f"{path}/{name}" for name in self.store.states.names(tip, path))
+                    states |= dict.fromkeys(one for one in below if one not in first)
+                continue
+            here = self._look(path)
+            place = path if here is not None and here.st_ino == state.inode else places.get(state.inode, path)
+            here = self._look(place)
+            entry = None if here is None else self._first_entry(place, state, here)
+            if isinstance(entry, Entry):
+                states[path] = entry
+            else:
+                states.pop(path, None)
+                mode = -1 if here is None else stat.S_IFMT(here.st_mode) | state.mode
+                left[path] = ExcludedFile(entry or "unreadable", state.inode, state.size, state.mtime_ns, mode)
+            if here is not None:
+                stamps[path] = stamp_of(here)
+                with self._files.parent(place) as (at, name):
+                    if extended := attributes_of(f"/proc/self/fd/{at}/{name}"):
+                        attributes[path] = extended
+        return _Look(states, left, stamps, attributes)
+
+    def _first_entry(self, place: str, state: State, here: os.stat_result) -> Entry | Exclusion:
+        """What a path had at first, which is at a place now; or why no commit can have it."""
+        if state.kind not in ("file", "symlink"):
+            return "special file"
+        if state.size > self.history.limits.max_file_bytes:
+            return "too large"
+        try:
+            oid = self.store.add_blob(self._files.read_content(place))
+        except PermissionError:
+            return "unreadable"
+        link = link_number(here, os.fstat(self._files.root).st_dev)
+        return Entry(state.kind, Meta(state.mode, state.uid, state.gid, state.mtime_ns, link), oid)
+
+    def _stored(self, tip: str, look: _Look, *, is_external: bool) -> tuple[str, PreparedStep | None]:
+        """The commit that has a tree, and the objects of it, if it is not to be the newest one."""
+        store = self.store
+        states = {path: state for path, state in look.states.items() if state != store.states.entry(tip, path)}
+        unknown = _unknown({path: left.reason for path, left in look.left.items()})
+        if not is_external:
+            if not states:
+                return tip, self._as_prepared(tip)
+            info = CommitInfo("external", datetime.now(UTC), title="before an opaque call in a call")
+            prepared = store.prepare(states, info, after=self._as_prepared(tip), unknown=unknown)
+            return prepared.commit, prepared
+        known = store.states.unknown(tip)
+        if not states and unknown.reasons == known.reasons:
+            return tip, None
+        prepared = store.prepare(states, CommitInfo("external", datetime.now(UTC)), unknown=unknown)
+        if not prepared.changed and unknown.reasons == known.reasons:
+            return prepared.commit, prepared
+        store.publish(prepared)
+        return prepared.commit, None
+
+    def _as_prepared(self, commit: str) -> PreparedStep:
+        states = self.store.states
+        parent = self.store.commit(commit).parent
+        return PreparedStep(commit, parent, None, 0, states.root(commit), (), states.unknown(commit))
 
     def _excluded(self, path: str, reason: Exclusion, stamp: Stamp | None) -> ExcludedFile:
         here = self._look(path)
         mode = -1 if here is None or reason == "mounted" else here.st_mode
         return ExcludedFile(reason, *(stamp[:3] if stamp is not None else (0, 0, 0)), mode)
 
-    def _publish_external(
-        self, early: ChangedFiles | None, found: ScanResult, states: dict[str, Entry | None]
-    ) -> dict[str, Entry | None]:
-        """Make a commit of what somebody else had changed before the calls around this one; all states after it."""
-        store, tip = self.store, self.store.tip
-        paths = {change.path for change in early.changes} if early is not None else set[str]()
-        ours = paths | set(all_above(paths))
-        theirs: dict[str, Entry | None] = {}
-        if early is not None:
-            theirs = Differing(self._files, store, early, datetime.now(UTC), self.history.limits).external_states()
-        for path, state in found.known().items():
-            if is_reserved(path):
-                continue
-            if path not in ours or (tip is None and path not in paths):
-                theirs[path] = state
-        if theirs:
-            kind = "baseline" if tip is None else "external"
-            unknown = _unknown(found) if tip is None else None
-            store.publish(store.prepare(theirs, CommitInfo(kind, datetime.now(UTC)), unknown=unknown))
-        was: dict[str, Entry | None] = {}
-        for path in theirs:
-            above = [states[one] for one in all_above([path]) if one in states]
-            if all(map(is_directory, above)):  # else it went with that
-                was[path] = store.states.entry(tip, path) if tip is not None else None
-        return {**was, **states}
+    def recovered(self, commit: str, more: bytes) -> tuple[Before, After]:
+        """What `before` gave to a process that was killed, and a look at the tree. LookupError where the store does not
+        have it."""
+        before = Before(commit, self._as_prepared(commit), self.history.known(commit)).with_more(more)
+        after = self.after(before)
+        # A rollback within the call may have brought a large file back as a copy.
+        large = [after.stamps[path] for path, reason in after.found.excluded.items() if reason == "too large"]
+        copies = {(size, mtime_ns): inode for inode, size, mtime_ns, _ in large}
+        gone = {
+            path: replace(left, inode=copies[left.size, left.mtime_ns])
+            for path, left in before.left.items()
+            if left.reason == "too large" and (left.size, left.mtime_ns) in copies and not self._is_at(path, left)
+        }
+        if gone:
+            before.left = {**before.left, **gone}
+            after = self.after(before)
+        return before, after
 
-    def recovered(self, commit: str, more: bytes) -> Before:
-        """What `before` gave to a process that was killed. LookupError where the store does not have it."""
-        parent = self.store.commit(commit).parent
-        states = self.store.states
-        prepared = PreparedStep(commit, parent, None, 0, states.root(commit), (), states.unknown(commit))
-        return Before(commit, prepared, self.history.known(commit)).with_more(more)
+    def _is_at(self, path: str, left: ExcludedFile) -> bool:
+        here = self._look(path)
+        return here is not None and left.is_at(here)
 
     def after(self, before: Before) -> After:
         """Look at the tree again. What is new is stored, up to a bound and while there is space.
@@ -150,9 +208,9 @@ class Scans:
         """
         self._keep_root_open(before.commit)
         keeper = _Keeper(self.store, before.room)
-        found = self._scan(before.commit, before.displaced, keeper.keep, self._hidden_before(before))
+        found = self.history.scan(before.commit, keeper.keep, hides=self._hidden_before(before))
         keeper.flush()
-        differing = sorted(self._differing(before, found), key=lambda one: one.path)
+        differing = self._without_lost_names(before, sorted(self._differing(before, found), key=lambda one: one.path))
         self.history.stand_for(before.commit, [*differing, *(Difference(path, None, None) for path in found.excluded)])
         return After(found, differing)
 
@@ -213,17 +271,32 @@ class Scans:
         states, commit = self.store.states, before.commit
         for path, now in found.changes.items():
             if path in before.left or self._went_before(before, path):  # what the commit has of it is from before that
-                if now is not None and not before.displaced.hides(path):
+                if now is not None:
                     yield Difference(path, None, now)
                 continue
             old = states.entry(commit, path)
-            if not before.displaced.hides(path):
-                yield Difference(path, old, now)
+            yield Difference(path, old, now)
             if is_directory(old) and not is_directory(now):
                 folder = states.folder(commit, path)
                 for name, entry in walk(folder, states.objects, path) if folder is not None else ():
                     if name != path and not self._went_before(before, name):
                         yield Difference(name, entry, None)
+
+    def _without_lost_names(self, before: Before, differing: Sequence[Difference]) -> Sequence[Difference]:
+        """Without files that have only lost a name outside of the tree, which no rollback can give back."""
+
+        def only_names(old: Entry | None, now: Entry | None) -> TypeGuard[Entry]:
+            if old is None or now is None or not old.meta.link:
+                return False
+            return old == replace(now, meta=replace(now.meta, link=old.meta.link))
+
+        numbers = {old.meta.link for _, old, now in differing if only_names(old, now)}
+        names = self.store.states.linked(before.commit, numbers)
+        return [
+            item
+            for item in differing
+            if not (only_names(item.before, item.after) and len(names[item.before.meta.link]) == 1)
+        ]
 
     def _went_before(self, before: Before, path: str) -> bool:
         """Whether what the commit has of a path had gone before the call: it was in a directory, in the place of which
@@ -285,7 +358,7 @@ class Scans:
             if not is_reserved(path) and now is not None and now.oid is not None and not self._has(now.oid):
                 states[path] = now
                 self.store.add_blob(self._read_again(path, now.oid))
-        scanned = ScannedStates(states, before.prepared, _unknown(after.found))
+        scanned = ScannedStates(states, before.prepared, _unknown(after.found.excluded))
         return ScannedFiles(self.store, before.commit, after, changes, scanned)
 
     def _has(self, oid: str) -> bool:
@@ -386,5 +459,5 @@ class _Keeper:
             self._store.objects.log.flush()
 
 
-def _unknown(found: ScanResult) -> Unknown:
-    return Unknown.of_scan({path: reason for path, reason in found.excluded.items() if not is_reserved(path)})
+def _unknown(reasons: Mapping[str, Exclusion]) -> Unknown:
+    return Unknown.of_scan({path: reason for path, reason in reasons.items() if not is_reserved(path)})

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 
 from ringfence.participants import Change
-from ringfence_sandbox.disk.confined import Confined, is_reserved
+from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import failpoint
 from ringfence_sandbox.disk.new_files import data_ranges
 from ringfence_sandbox.scan.scan import Exclusion, ScanResult
@@ -56,45 +56,16 @@ class ExcludedFile:
         return self.mode in (-1, found.st_mode)
 
 
-@dataclass(frozen=True, slots=True)
-class Displaced:
-    """What typed calls have displaced, by place below a holding directory, each with the path that it is of. A program
-    can reach it, so it is stored and brought back as the tree is."""
-
-    holding: str = ""
-    paths: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    def has(self, place: str) -> bool:
-        """Whether a place in the workspace is one of these, or below one."""
-        return _slot(place) in self.paths
-
-    def hides(self, place: str) -> bool:
-        """Whether it is in a holding directory, and none of these."""
-        return is_reserved(place) and not self.has(place)
-
-    def path_of(self, place: str) -> str:
-        """A place by the path that it is of."""
-        slot = _slot(place)
-        return self.paths[slot] + place[len(slot) :] if slot in self.paths else place
-
-
-def _slot(place: str) -> str:
-    return "/".join(place.split("/", 2)[:2])
-
-
 @dataclass(slots=True)
 class Before:
-    """The tree as it was when an opaque call began. ``prepared`` is None where the newest commit has it."""
+    """The tree as it was when a call began in which files change unseen. ``prepared`` is None where the newest commit
+    has it."""
 
     commit: str
     prepared: PreparedStep | None = None
     known: Mapping[str, Mapping[str, Stamp]] = field(default_factory=dict[str, Mapping[str, Stamp]])
     stamps: Mapping[str, Stamp] = field(default_factory=dict[str, Stamp])
     left: Mapping[str, ExcludedFile] = field(default_factory=dict[str, ExcludedFile])
-    inodes: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Of what the undo log before the call is about, and of other names of what is displaced, by path."""
-    displaced: Displaced = Displaced()
-    """What typed calls before it have displaced, which is in the commit too."""
     attributes: Mapping[str, Attributes] = field(default_factory=dict[str, Attributes])
     """The extended attributes of what has any, by path."""
     room: int = 0
@@ -103,8 +74,6 @@ class Before:
 
     def inode(self, path: str) -> int | None:
         """The inode at a path; None where it is not known, as may be after a crash."""
-        if path in self.inodes:
-            return self.inodes[path]
         stamp = self.stamps.get(path)
         if stamp is None:
             folder, _, name = path.rpartition("/")
@@ -120,23 +89,15 @@ class Before:
                     found[f"{folder}/{name}" if folder else name] = stamp[0]
         return found
 
-    def know_again(self, became: Mapping[int, int]) -> None:
-        """Know files again that have had to become others: by the inodes that they had, those that they have."""
-        self.inodes = {path: became.get(inode, inode) for path, inode in self.inodes.items()}
-        rows = self.left.items()
-        self.left = {path: replace(left, inode=became.get(left.inode, left.inode)) for path, left in rows}
-
     def more(self) -> bytes:
         """What the log is to have besides the commit."""
         left = {path: astuple(one) for path, one in self.left.items()}
-        more = [left, self.inodes, astuple(self.displaced), attributes_json(self.attributes), self.room]
-        return json.dumps(more).encode()
+        return json.dumps([left, attributes_json(self.attributes), self.room]).encode()
 
     def with_more(self, more: bytes) -> Before:
         """With what `more` gave."""
-        left, inodes, displaced, attributes, room = json.loads(more)
+        left, attributes, self.room = json.loads(more)
         self.left = {path: ExcludedFile(*row) for path, row in left.items()}
-        self.inodes, self.displaced, self.room = inodes, Displaced(*displaced), room
         self.attributes = attributes_from_json(attributes)
         return self
 
@@ -203,9 +164,9 @@ class KeptOpen:
     without a second name that it could see. What it writes into them stays, and a kill of this process lets go."""
 
     def __init__(self) -> None:
-        self.became: dict[int, int] = {}
-        """The inodes of copies that were made."""
         self._files: dict[int, int] = {}
+        self._copies: dict[int, int] = {}
+        """By the inode that a file had, that of the copy which was made of it."""
 
     def open(self, files: Confined, left: Mapping[str, ExcludedFile]) -> None:
         """Open those among what a scan has left out. Never fails: what cannot be opened is not kept."""
@@ -219,22 +180,26 @@ class KeptOpen:
                 else:
                     os.close(descriptor)
 
-    def release(self, inodes: Iterable[int]) -> None:
-        for inode in self._files.keys() & {*inodes}:
-            os.close(self._files.pop(inode))
-
     def close(self) -> None:
+        self._copies.clear()
         while self._files:
             os.close(self._files.popitem()[1])
 
+    def current(self, left: ExcludedFile) -> ExcludedFile:
+        """A file as it is known now: of one that was copied back, the copy."""
+        while left.inode in self._copies:
+            left = replace(left, inode=self._copies[left.inode])
+        return left
+
     def has(self, left: ExcludedFile) -> bool:
-        """Whether the file is open, and as it was; of one that was copied, the copy."""
-        now = replace(left, inode=self.became.get(left.inode, left.inode))
-        return left.inode in self._files and now.fits(os.fstat(self._files[left.inode]))
+        """Whether the file is open, and as it was."""
+        left = self.current(left)
+        return left.inode in self._files and left.fits(os.fstat(self._files[left.inode]))
 
     def brought_back(self, left: ExcludedFile, holding: Holding) -> int:
         """A slot that has the file again: by a name, where it has another one still, or a copy. OSError: there is no
         space for that, say."""
+        left = self.current(left)
         descriptor = self._files[left.inode]
         found = os.fstat(descriptor)
         slot = holding.new_slot()
@@ -260,7 +225,8 @@ class KeptOpen:
             os.unlink(str(slot), dir_fd=holding.descriptor)
             raise
         # From here on the copy is the file: another name of it is to be a name of this one.
-        self._files[left.inode] = copy
-        self.became[left.inode] = os.fstat(copy).st_ino
-        os.close(descriptor)
+        inode = os.fstat(copy).st_ino
+        os.close(self._files.pop(left.inode))
+        self._copies.pop(inode, None)
+        self._files[inode], self._copies[left.inode] = copy, inode
         return slot

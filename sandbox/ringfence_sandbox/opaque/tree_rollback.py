@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ringfence.filesystem.paths import directories_above
-from ringfence_sandbox.disk.confined import Confined
+from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Renames, failpoint, set_mode
 from ringfence_sandbox.disk.new_files import write_all
 from ringfence_sandbox.disk.state import State, kind_of
@@ -45,9 +45,8 @@ class TreeRollback:
         kept_open: KeptOpen,
     ) -> None:
         self.items: dict[str, Difference] = {}
+        before.left = {path: kept_open.current(left) for path, left in before.left.items()}
         self.before = before
-        self.copied: Callable[[int, int], None] = lambda old, new: None
-        """Is told of a file that no scan took in, and that has another inode now, before it gets its name."""
         self._files = files
         self._hold = hold
         self._states = states
@@ -161,8 +160,6 @@ class TreeRollback:
             raise report.errors[0]
         for path, left in self.before.left.items():
             self._say_left(path, left, path in was_there)
-        report.new_inodes.update(self._kept_open.became)
-        self._find_new_inodes()
         return report
 
     def _is_at(self, path: str, left: ExcludedFile) -> bool:
@@ -195,8 +192,7 @@ class TreeRollback:
                 at.setdefault(stamp[0], []).append(path)
         held: dict[int, list[str]] = {}
         for place, inode in self._hold:
-            if not self.before.displaced.has(place):
-                held.setdefault(inode, []).append(place)
+            held.setdefault(inode, []).append(place)
         found: dict[str, int] = {}
         for path, (_, wanted, _) in self.items.items():
             inode = self.before.inode(path)
@@ -213,7 +209,10 @@ class TreeRollback:
                 continue
             for place in [*at.get(left.inode, ()), *held.get(left.inode, ())]:
                 here = self._files.look(place)
-                if place != path and here is not None and left.fits(here):
+                if place == path or here is None:
+                    continue
+                # In the tree another file may have got its number; what is held is what a call had displaced.
+                if left.fits(here) or (is_reserved(place) and left.is_at(here)):
                     found[path] = left.inode
         self._restore.held = {inode: held[inode] for inode in held.keys() & {*found.values()}}
         return found
@@ -272,10 +271,7 @@ class TreeRollback:
         except OSError as error:
             self._report.notes.append(f"{path} could not be copied back: {error.strerror}")
             return None
-        inode = self._kept_open.became.get(left.inode, left.inode)
-        if inode != left.inode:
-            self.copied(left.inode, inode)
-            self.before.left = {**self.before.left, path: replace(left, inode=inode)}  # for another try, too
+        self.before.left = {**self.before.left, path: self._kept_open.current(left)}
         return slot
 
     # -- metadata
@@ -331,34 +327,22 @@ class TreeRollback:
         """Say what became of something that no scan took in."""
         here = self._files.look(path)
         left = self.before.left[path]
-        if was_there:
-            if here is not None and not left.fits(here) and not stat.S_ISDIR(here.st_mode):
+        if here is not None and left.is_at(here):
+            if not left.fits(here) and not stat.S_ISDIR(here.st_mode):
                 self._say_not_back(path, left, "was changed, and stays so")
+            elif not was_there:
+                self._note(f"{path} is back in its place")
             if path in self._modes:
                 self._note(f"{path} has its permissions again")
-        elif here is not None and left.is_at(here):
-            self._note(f"{path} is back in its place")
+        elif was_there:
+            pass
         elif left.reason == "hidden" and here is not None:
             self._say_not_back(path, left, "was saved anew, and stays so")
         elif path not in self._report.displaced.keys() | self._report.moved.keys():
             self._say_not_back(path, left, "is gone, and cannot be brought back")
 
     def _say_not_back(self, path: str, left: ExcludedFile, what: str) -> None:
-        thing = path
-        if self.before.displaced.has(path):  # the way back from what has displaced it cannot be right
-            self._report.conflicts.add(path)
-            thing = f"what was at {self.before.displaced.path_of(path)} before"
-        self._note(f"{thing} {what}: it was not taken in ({left.reason})")
-
-    def _find_new_inodes(self) -> None:
-        """Of what earlier typed calls are about: this way back has made some anew, or one before it, or a try cut
-        off."""
-        for path, old in self.before.inodes.items():
-            here, wanted = self._files.look(path), self._states.entry(self.before.commit, path)
-            if here is None or wanted is None or path in self._report.conflicts:
-                continue
-            if here.st_ino != old and stat.S_ISDIR(here.st_mode) == is_directory(wanted):
-                self._report.new_inodes[old] = here.st_ino
+        self._note(f"{path} {what}: it was not taken in ({left.reason})")
 
 
 def _state_of(left: ExcludedFile) -> State:

@@ -68,14 +68,13 @@ class ScanResult:
     """``changes`` has the new state of every path that differs, in bytes or in anything else (None: it is gone).
 
     ``excluded`` are the paths that are there and not taken in: of none of them, or of what is below, do the changes
-    say anything, except None for one that the step before had. ``unsettled`` were being written while they were read:
-    what was taken in may be a mixture. ``stamps`` are those of all that the cache did not know: files that were read,
-    directories that differ, and what is excluded. ``read`` counts the files that had to be read, ``files`` all.
+    say anything, except None for one that the step before had. ``stamps`` are those of all that the cache did not
+    know: files that were read, directories that differ, and what is excluded. ``read`` counts the files that had to be
+    read, ``files`` all.
     """
 
     changes: dict[str, Entry | None] = field(default_factory=dict[str, "Entry | None"])
     excluded: dict[str, Exclusion] = field(default_factory=dict[str, Exclusion])
-    unsettled: list[str] = field(default_factory=list[str])
     stamps: dict[str, Stamp] = field(default_factory=dict[str, Stamp])
     files: int = 0
     read: int = 0
@@ -343,9 +342,7 @@ class Scanner:
             self._found.changes[path] = new
         if new.meta.link or (before is not None and before.meta.link):
             self._links.append((path, before, new))
-        if not steady:
-            self._found.unsettled.append(path)
-        elif is_settled(status, self._clock):
+        if steady and is_settled(status, self._clock):
             self._cache.folders[path.rpartition("/")[0]][name] = stamp
         return True
 

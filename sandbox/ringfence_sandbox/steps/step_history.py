@@ -152,7 +152,7 @@ class StepHistory(History):
             return None
         if len(content) != before.size:
             return None
-        slot = holding.new_slot(path)
+        slot = holding.new_slot()
         if entry.kind == "symlink":
             os.symlink(content, str(slot).encode(), dir_fd=holding.descriptor)
         else:
@@ -198,12 +198,10 @@ class StepHistory(History):
         commit: str | None,
         keep: Callable[[bytes], str] | None = None,
         *,
-        also: str = "",
         hides: Hides | None = None,
     ) -> ScanResult:
-        """What differs from a commit. ``keep`` takes the bytes of what had to be read, by default the store. ``also``
-        is a holding directory to look into, as if it were one of the tree's. ``hides`` tells what is hidden; left out,
-        what is now.
+        """What differs from a commit. ``keep`` takes the bytes of what had to be read, by default the store.
+        ``hides`` tells what is hidden; left out, what is now.
 
         The cache stands for no commit after changes, until `stand_for` says which.
         """
@@ -220,7 +218,7 @@ class StepHistory(History):
             keep or store.add_blob,
             self._cache,
             limits=self.limits,
-            hidden=lambda name: name != also and is_reserved(name),
+            hidden=is_reserved,
             progress=self.progress,
             hides=hides,
         )

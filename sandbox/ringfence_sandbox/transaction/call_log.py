@@ -109,12 +109,10 @@ class Replay:
     """The undo log of the open call, without what was undone already."""
     done: list[CommittedCall] = field(default_factory=list[CommittedCall])
     """The calls that were committed."""
-    more: dict[int, tuple[str, bytes]] = field(default_factory=dict[int, tuple[str, bytes]])
-    """Of opaque calls, by number: the commit with the tree before, and what the log has besides."""
-    new_inodes: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
-    """Of opaque calls, by number: inodes that others have taken the place of since."""
-    kept: dict[int, str | None] = field(default_factory=dict[int, str | None])
-    """Of opaque calls that are being rolled back, the commit that has what they had changed."""
+    base: tuple[str, bytes] | None = None
+    """Once an opaque call has begun: the commit with the tree before the open call, and what the log has besides."""
+    kept: str | None = None
+    """If it is being rolled back to there, the commit that has what it had changed."""
     conflicts: set[str] = field(default_factory=set[str])
     displaced: dict[str, str] = field(default_factory=dict[str, str])
     moved: dict[str, str] = field(default_factory=dict[str, str])
@@ -128,7 +126,7 @@ class Replay:
 
     @property
     def has_changes(self) -> bool:
-        return any(not epoch.is_empty for epoch in self.epochs)
+        return self.base is not None or any(not epoch.is_empty for epoch in self.epochs)
 
     @property
     def at(self) -> datetime:
@@ -169,21 +167,13 @@ class Replay:
                 self.doubtful = False
             case {"damaged": int()}:
                 self.doubtful = True
-            case {"opaque": int(number), "commit": str(commit)}:
-                self.more[number] = commit, record.blob
-                replayed(self.epochs, record.values)
+            case {"opaque": str(commit)}:
+                self.base = commit, record.blob
             case {"restored": int()}:
                 self._add_conflicts(record.values)
                 replayed(self.epochs, record.values)
-            case {"undone": int(number)}:
-                self._add_conflicts(record.values)
-                first = next((n for n, epoch in enumerate(self.epochs) if epoch.opaque == number), len(self.epochs))
-                self.epochs[first:] = [Epoch()]
-                self._remap(number, dict(cast("list[tuple[int, int]]", record.values.get("became", []))))
-            case {"copied": [int(old), int(new)], "before": int(number)}:
-                self._remap(number, {old: new})
-            case {"taking back": int(number), "kept": (str() | None) as kept}:
-                self.kept[number] = kept
+            case {"taking back": (str() | None) as kept}:
+                self.kept = kept
             case {"process": [str(name), int(pid), int(ticks), str(boot)]}:
                 self.processes.append(CallProcess(name, pid, ticks, boot))
             case {"commit": str()}:
@@ -207,15 +197,5 @@ class Replay:
 
     def _begin(self, call: tuple[str, str], began_ns: int) -> None:
         self.call, self.began_ns, self.committed = call, began_ns, False
-        self.epochs, self.processes = [Epoch()], []
+        self.epochs, self.processes, self.base, self.kept = [Epoch()], [], None, None
         self.conflicts, self.displaced, self.moved = set(), {}, {}
-
-    def _remap(self, number: int, new_inodes: Mapping[int, int]) -> None:
-        """A rollback to where an opaque call began has made these files anew, as other inodes."""
-        for known in [known for known in self.more if known <= number]:
-            earlier = self.new_inodes.get(known, {})
-            self.new_inodes[known] = {**new_inodes, **{old: new_inodes.get(new, new) for old, new in earlier.items()}}
-        for epoch in self.epochs:
-            if epoch.opaque is not None and epoch.opaque >= number:
-                break
-            epoch.remap(new_inodes)

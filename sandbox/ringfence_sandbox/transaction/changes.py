@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from ringfence.participants import Change, FileVersion
@@ -140,13 +141,13 @@ class TypedChanges(ChangedFiles):
         self,
         files: Confined,
         before: Mapping[str, State | None],
-        places: Mapping[int, str],
+        held: Holding | None,
         written: Written,
         *,
         read: bool = True,
     ) -> None:
-        """``before`` are the first states, by path. ``places`` is where the files of before are now, by inode, if they
-        are no longer at their paths. Unless `read`, no file is read to be hashed.
+        """``before`` are the first states, by path. What is no longer at its path is at another of these, or ``held``.
+        Unless `read`, no file is read to be hashed.
 
         Raises:
             PermissionError: a directory or file cannot be read.
@@ -155,7 +156,7 @@ class TypedChanges(ChangedFiles):
         """What is at the paths now."""
         self._files = files
         self._before = before
-        self._places = places
+        self._held = held
         self._written = written
         self._read = read
         self._contents: dict[str, bytes] = {}
@@ -165,11 +166,20 @@ class TypedChanges(ChangedFiles):
         self._after_hashes: dict[str, str | None] = {}
         with closing(Looks(files)) as self._tree, closing(Looks(files)) as self._displaced:
             for path in sorted(before):
-                self._compare(path, before[path], self._tree.look(path))
+                if (found := self._tree.look(path)) is not None:
+                    self.looked[path] = found
+            for path in sorted(before):
+                self._compare(path, before[path], self.looked.get(path))
+
+    @cached_property
+    def _elsewhere(self) -> Mapping[int, tuple[str, os.stat_result]]:
+        """By inode, what is at the paths now, and what is held."""
+        found = {one.st_ino: (path, one) for path, one in self.looked.items()}
+        if self._held is not None:
+            found |= {one.st_ino: (place, one) for place, one in self._held.entries()}
+        return found
 
     def _compare(self, path: str, before: State | None, found: os.stat_result | None) -> None:
-        if found is not None:
-            self.looked[path] = found
         if before is None and found is None:
             return
         if before is not None and found is not None and before.is_directory and stat.S_ISDIR(found.st_mode):
@@ -188,21 +198,21 @@ class TypedChanges(ChangedFiles):
     def _version_before(self, path: str, before: State, found: os.stat_result | None) -> FileVersion:
         if before.kind == "directory":
             return FileVersion("directory", before.mode, 0)
-        place = self._place(path, before, found)
+        place, here = self._place(path, before, found)
         if before.kind == "symlink":
-            target = "" if place is None else self._files.read_link(place)
+            target = "" if here is None else self._files.read_link(place)
             return FileVersion("symlink", 0o777, len(os.fsencode(target)), None, target)
         if before.kind == "special":
             return FileVersion("file", before.mode, 0)
-        here = found if place == path else None if place is None else self._looks(place).look(place)
-        if here is None or place is None:
+        if here is None:
             return FileVersion("file", before.mode, before.size, before.sha256)
         return FileVersion("file", before.mode, here.st_size, self._hash(place, here))
 
-    def _place(self, path: str, before: State, found: os.stat_result | None) -> str | None:
+    def _place(self, path: str, before: State, found: os.stat_result | None) -> tuple[str, os.stat_result | None]:
+        """Where what was at a path is now, and what it is like; None: nobody knows."""
         if found is not None and found.st_ino == before.inode:
-            return path
-        return self._places.get(before.inode)
+            return path, found
+        return self._elsewhere.get(before.inode, (path, None))
 
     def _looks(self, place: str) -> Looks:
         return self._displaced if is_reserved(place) else self._tree
@@ -260,16 +270,15 @@ class TypedChanges(ChangedFiles):
 
     def moved(self, path: str) -> str | None:
         state = self._before.get(path)
-        place = None if state is None else self._places.get(state.inode)
-        if state is None or place is None or place == path or is_reserved(place):
-            return None
-        found = self._files.look(place)
-        return place if found is not None and found.st_ino == state.inode else None
+        place = path if state is None else self._place(path, state, self.looked.get(path))[0]
+        return None if place == path or is_reserved(place) else place
 
     def before(self, path: str) -> bytes:
         state = self._before.get(path)
-        place = None if state is None else self._place(path, state, self.looked.get(path))
-        if place is None:
+        place, here = path, None
+        if state is not None:
+            place, here = self._place(path, state, self.looked.get(path))
+        if here is None:
             raise FileNotFoundError(path)
         try:
             return self._bytes(place)
@@ -279,8 +288,7 @@ class TypedChanges(ChangedFiles):
 
     def known_before(self, path: str) -> bytes | None:
         state = self._before.get(path)
-        place = None if state is None else self._place(path, state, self.looked.get(path))
-        return None if place is None else self._contents.get(place)
+        return None if state is None else self._contents.get(self._place(path, state, self.looked.get(path))[0])
 
     def after(self, path: str) -> bytes:
         content = self._written.content(self._after_hashes.get(path))

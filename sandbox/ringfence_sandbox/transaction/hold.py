@@ -66,8 +66,6 @@ class Holding:
         """How many have been given."""
         self._taken: Set[str] = frozenset()
         """Names that are no slots to be given: those of an earlier process, and what a program has put there."""
-        self.paths: dict[int, str] = {}
-        """By slot, the path of the workspace that what is there belongs to."""
         self.displaced: dict[str, tuple[str, State]] = {}
         """By place, the path and the state of a file of the tree when it came here."""
         self.used = False
@@ -140,14 +138,12 @@ class Holding:
         self._hide_from_git()
         self._taken = {name.partition(".")[0] for name in os.listdir(self.descriptor)}
 
-    def new_slot(self, path: str = "") -> int:
-        """A number for a file of a path, or for what is taken from there."""
+    def new_slot(self) -> int:
+        """A number for what is made in it, or comes there."""
         while str(self.slots) in self._taken:
             self.slots += 1
         self.slots += 1
         self.used = True
-        if path:
-            self.paths[self.slots - 1] = path
         return self.slots - 1
 
     def place(self, slot: int) -> str:
@@ -215,7 +211,10 @@ class Holding:
         while waiting:
             place = waiting.pop()
             if place == self.name:  # opened anew: btrfs lists in an open directory only what was in it then
-                descriptor = os.open(".", _OPEN, dir_fd=self.descriptor)
+                try:
+                    descriptor = os.open(".", _OPEN, dir_fd=self.descriptor)
+                except FileNotFoundError:  # somebody has removed it
+                    return
             else:
                 descriptor = self._files.open_directory(place)
             try:
@@ -233,7 +232,6 @@ class Holding:
         if not self.used:
             return []
         self.used = False
-        self.paths.clear()
         self.displaced.clear()
         try:
             left = _empty(self.descriptor, but)

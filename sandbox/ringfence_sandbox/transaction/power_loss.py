@@ -137,7 +137,7 @@ def is_torn(content: bytes, size: int, wanted: bytes | None = None) -> bool:
 
 def _give(files: Confined, place: str, written: State, content: bytes, renames: Renames, holding: Holding) -> None:
     """Exchange a damaged file for a whole one with its owner, permission bits and time."""
-    slot = holding.new_slot(place)
+    slot = holding.new_slot()
     with files.parent(place) as (at, name):
         above, damaged = os.fstat(at), os.lstat(name, dir_fd=at)
         descriptor = holding.create(slot)

@@ -194,14 +194,10 @@ class Recovery:
 
     def _roll_back(self, call: tuple[str, str]) -> Recovered:
         replay = self._replay
-        first = next((n for n, epoch in enumerate(replay.epochs) if epoch.opaque is not None), len(replay.epochs))
-        was_removed = self._find_holding(first)
-        taken = RestoreReport()
-        if first < len(replay.epochs):
-            taken = self._roll_back_opaque(call, first)
-            del replay.epochs[first:]
-            for epoch in replay.epochs:
-                epoch.remap(taken.new_inodes)
+        was_removed = self._find_holding()
+        if replay.base is not None:
+            report = self._go_to_base(call, *replay.base)
+            return self._rolled_back(call, report)
         if not was_removed and not replay.lost_power:
             self._keep_changes(call)
         self._spare_times()
@@ -219,19 +215,22 @@ class Recovery:
         report = restore.run(replay.epochs, on_undone=lambda count: self._log.note(restore.report.to_json(count)))
         if report.errors:
             raise RestoreFailedError([(error.filename or call[0], _with_advice(error)) for error in report.errors])
-        report.displaced |= replay.displaced | taken.displaced
+        report.displaced |= replay.displaced
         report.conflicts |= replay.conflicts
-        self._notes += [*taken.notes, *report.notes]
+        return self._rolled_back(call, report)
+
+    def _rolled_back(self, call: tuple[str, str], report: RestoreReport) -> Recovered:
+        self._notes += report.notes
         if self._held is not None:
             self._notes += keep_conflicts(self._held, report, self._kept)
-        return Recovered("rolled back", *call, tuple(sorted(taken.conflicts | report.conflicts)))
+        return Recovered("rolled back", *call, tuple(sorted(report.conflicts)))
 
-    def _find_holding(self, first_opaque: int) -> bool:
+    def _find_holding(self) -> bool:
         """Open the holding directory of the open call, or make it again; whether somebody had removed it."""
         was_removed = False
         for name in self._replay.holdings[-1:]:
             there = self._files.look(name)
-            if there is not None or any(not epoch.is_empty for epoch in self._replay.epochs[:first_opaque]):
+            if there is not None or any(not epoch.is_empty for epoch in self._replay.epochs):
                 was_removed = there is None or not stat.S_ISDIR(there.st_mode)
                 self._held = Holding.found(self._files, name, last_slot(self._replay.epochs))
         return was_removed
@@ -266,10 +265,7 @@ class Recovery:
                     before.setdefault(path, record.before)
             if epoch.move is not None:
                 before |= self._moved(epoch.move.old, epoch.move.new, before)
-        places: dict[int, str] = {}
-        if self._held is not None:
-            places = {found.st_ino: place for place, found in self._held.entries()}
-        return TypedChanges(self._files, before, places, Written())
+        return TypedChanges(self._files, before, self._held, Written())
 
     def _moved(self, old: str, new: str, before: Mapping[str, State | None]) -> dict[str, State | None]:
         """The first states of what was in a directory that has been moved, where it is still there."""
@@ -282,21 +278,15 @@ class Recovery:
             states |= dict.fromkeys(f"{new}/{name}".rstrip("/") for name in inside)
         return {path: state for path, state in states.items() if path not in before}
 
-    def _roll_back_opaque(self, call: tuple[str, str], first: int) -> RestoreReport:
-        """Go back to where the first opaque call began, whatever came after."""
-        replay = self._replay
-        number = replay.epochs[first].opaque
-        assert number is not None, "it is an opaque one"
-        commit, more = replay.more[number]
+    def _go_to_base(self, call: tuple[str, str], commit: str, more: bytes) -> RestoreReport:
+        """Go back to the tree before the call, as the store has it, whatever came after."""
         call_id, tool = call
         opaque = self._opaque()
         try:
             return opaque.recover(
-                number,
                 commit,
                 more,
-                replay.new_inodes.get(number, {}),
-                replay.kept.get(number),
+                self._replay.kept,
                 self._stamp,
                 Hold(self._held, self._make_holding),
                 self._log.note,

@@ -80,8 +80,6 @@ class RestoreReport:
     """Paths whose file of before was not found where it has to be."""
     errors: list[OSError] = field(default_factory=list[OSError])
     """Why something could not be put right now; it may be tried again."""
-    new_inodes: dict[int, int] = field(default_factory=dict[int, int])
-    """Inodes that others have taken the place of."""
     remade: bool = False
     """Whether anything was made anew, so that it may be another inode than before."""
 
@@ -108,13 +106,11 @@ class Restore:
         from_history: FromHistory | None = None,
         finish: Callable[[str], None] | None = None,
         discard: bool = False,
-        places: dict[int, str] | None = None,
     ) -> None:
         """``thorough`` compares content of any size before it is taken for the call's own. With ``lost_power`` a file
         of the call may have lost bytes. ``make`` makes a file that is nowhere, and so does ``from_history``, after the
         hold was removed. ``finish`` gives what is at a path all its metadata. ``discard`` unlinks what the call has
-        made, for the room, instead of holding it; the caller then sets ``held`` before `run`. ``places`` has by inode
-        where files of before are, and is kept true."""
+        made, for the room, instead of holding it; the caller then sets ``held`` before `run`."""
         self.report = RestoreReport()
         self.files = files
         self.renames = renames
@@ -127,7 +123,6 @@ class Restore:
         self.from_history = from_history
         self.finish = finish
         self.discard = discard
-        self.places = {} if places is None else places
         self.whole: set[str] = set()
         """Directories that go with all that is in them."""
         self.known: dict[int, list[State]] = {}
@@ -204,7 +199,6 @@ class Restore:
 
     def _move_back(self, epoch: Epoch, move: Move) -> None:
         if self.is_at(move.old, move.inode):
-            self._moved_back(move)
             return
         held = self.hold.held is not None and move.new.startswith(f"{self.hold.held.name}/")
         if not self.is_at(move.new, move.inode):
@@ -219,7 +213,6 @@ class Restore:
             if self.files.look(move.old) is not None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), move.old)
             self.move(move.new, move.old)
-            self._moved_back(move)
             for path, place in self.report.moved.items():
                 if is_below(place, move.new):
                     self.report.moved[path] = rebased(place, move.new, move.old)
@@ -229,16 +222,6 @@ class Restore:
             self.conflict(move.old, move.inode)
             if not held:
                 self.report.moved[move.old] = move.new
-
-    def _moved_back(self, move: Move) -> None:
-        for inode, place in self.places.items():
-            if place == move.new or is_below(place, move.new):
-                self.places[inode] = rebased(place, move.new, move.old)
-
-    def placed(self, path: str, before: State | None) -> None:
-        """A path has its file of before."""
-        if before is not None and before.inode in self.places:
-            self.places[before.inode] = path
 
     def move(self, source: str, target: str) -> None:
         found = self.files.look(source) if self.log is not None else None
@@ -338,7 +321,6 @@ class _EpochRestore:
         for path, record in self._records.items():
             found = self._files.look(path)
             if self._is_before(record.before, found):
-                self._restore.placed(path, record.before)
                 self._put_back_foreign(path, record, found)
             elif not record.afters:  # a directory in which the call did something, and that somebody has removed
                 continue
@@ -458,14 +440,14 @@ class _EpochRestore:
             self._displace(path, found)
         elif path in self._restore.whole:
             holding = self._restore.hold.make()
-            place = holding.place(holding.new_slot(path))
+            place = holding.place(holding.new_slot())
             self._restore.rename(path, place)
             self._has_displaced(path, found, place)
         elif self._restore.log is not None:
             if self._files.names(path):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
             holding = self._restore.hold.make()
-            place = holding.place(holding.new_slot(path))
+            place = holding.place(holding.new_slot())
             self._restore.move(path, place)
             if not self._restore.is_at(place, found.st_ino) or self._files.names(place):
                 self._restore.rename(place, path)
@@ -484,7 +466,7 @@ class _EpochRestore:
         free = (slot for slot in self._records[path].slots if holding.look(slot) is None)
         slot = next(free, None)
         if slot is None:
-            slot = holding.new_slot(path)
+            slot = holding.new_slot()
         self._touch(path, found, None)
         with ChangedDirectory(self._times, path) as (at, name):
             self._renames.rename(at, name, holding.descriptor, str(slot))
@@ -555,7 +537,6 @@ class _EpochRestore:
             self._has_displaced(path, exchanged, body)
         if body in self._held.get(before.inode, ()):
             self._held[before.inode].remove(body)
-        self._restore.placed(path, before)
         self._placed.add(path)
 
     def _body(self, record: UndoRecord, before: State) -> str | None:
@@ -577,11 +558,7 @@ class _EpochRestore:
             return None
         holding = self._restore.hold.make()
         slot = self._restore.from_history(path, before, holding)
-        made = None if slot is None else holding.look(slot)
-        if slot is None or made is None:
-            return None
-        self.report.new_inodes[before.inode] = made.st_ino
-        return holding.place(slot)
+        return None if slot is None else holding.place(slot)
 
     def _make_directory(self, path: str, before: State) -> None:
         if self._files.look(path) is not None:

@@ -36,7 +36,7 @@ from ringfence_sandbox.transaction.undo_records import Epoch, UndoRecord
 if TYPE_CHECKING:
     from ringfence.runtime.receipts import Receipt
     from ringfence_sandbox.disk.call_process import CallProcess
-    from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
+    from ringfence_sandbox.opaque.opaque_calls import Base, OpaqueCalls
 
 logger = logging.getLogger(__name__)
 
@@ -65,15 +65,13 @@ class Transactions:
         self._new_opaque = opaque
         self._opaque: OpaqueCalls | None = None
         self._compared: tuple[Savepoint, int, TypedChanges] | None = None
-        self._calls_opaque = 0
-        """The number of the next opaque call."""
-        self._places: dict[int, dict[int, str]] = {}
-        """Where files of before were when the opaque call with a number began."""
 
     @property
     def has_changes(self) -> bool:
-        start = self.undo.savepoints[0].position if self.undo.savepoints else len(self.undo.epochs)
-        return any(not epoch.is_empty for epoch in self.undo.epochs[start:])
+        if not self.undo.savepoints:
+            return False
+        outermost = self.undo.savepoints[0]
+        return outermost.base is not None or any(not one.is_empty for one in self.undo.epochs[outermost.position :])
 
     # -- operations
 
@@ -148,41 +146,27 @@ class Transactions:
         return savepoint
 
     def _begin_opaque(self) -> None:
+        """Store the tree as it was when each of the open calls began, which is what they go back to from now on."""
         if self._opaque is None:
             self._opaque = self._new_opaque()
-        self.undo.find_holding()
-        early: ChangedFiles | None = None
-        for savepoint in self.undo.savepoints[:-1]:
-            if self._opaque_since(savepoint) is None:
-                # Also where there are none: another opaque call may have begun here that was rolled back with others.
-                compared = self._typed_changes(savepoint)
-                savepoint.early = compared.changes
-                if compared.changes and savepoint.outermost:
-                    early = compared
-        number, self._calls_opaque = self._calls_opaque, self._calls_opaque + 1
-        before = self._opaque.begin(early, self.undo.epochs[self.undo.savepoints[0].position :], self.undo.held)
-        record: Mapping[str, Json] = {"opaque": number, "commit": before.commit}
-        self.undo.log.write(record, blob=before.more())
-        self.undo.epochs[-1:] = [self.undo.epochs[-1], Epoch(opaque=number), Epoch()]
-        self.undo.version += 1
-        self._places[number] = self.undo.places.copy()
-        self._opaque.begun(number, before)
-        self.undo.times.forget()
-        self.undo.read_set.left.clear()
-        self.undo.read_set.unsure = True
-        if self.undo.held is not None:
-            self.undo.held.displaced.clear()
-        self.undo.written.forget()  # a file may come to have the stamp that another one had
-
-    def _opaque_since(self, savepoint: Savepoint) -> int | None:
-        """The index of the first opaque epoch since a savepoint."""
-        epochs = self.undo.epochs
-        return next((n for n in range(savepoint.position, len(epochs)) if epochs[n].opaque is not None), None)
-
-    def _opaque_number(self, index: int) -> int:
-        number = self.undo.epochs[index].opaque
-        assert number is not None, "it is an opaque one"
-        return number
+        undo = self.undo
+        undo.find_holding()
+        around = [savepoint for savepoint in undo.savepoints if savepoint.base is None]
+        bases = self._opaque.begin([undo.first_states(savepoint) for savepoint in around], undo.held)
+        outermost = bases[0].before
+        if around[0].outermost:
+            undo.log.write({"opaque": outermost.commit}, blob=outermost.more())
+        for savepoint, base in zip(around, bases, strict=True):
+            savepoint.base = base
+        undo.epochs = [Epoch()]
+        undo.version += 1
+        self._opaque.begun(bases)
+        undo.times.forget()
+        undo.read_set.left.clear()
+        undo.read_set.unsure = True
+        if undo.held is not None:
+            undo.held.displaced.clear()
+        undo.written.forget()  # a file may come to have the stamp that another one had
 
     def note_process(self, process: CallProcess) -> int:
         """Have the log name a process that recovery is to end; the descriptor that it may stamp. TransactionError
@@ -200,7 +184,7 @@ class Transactions:
         step = self._step(savepoint, receipt)
         if self.undo.log.begun:
             self._sync_directories()
-            if self.power and self._opaque_since(savepoint) is not None:
+            if self.power and savepoint.base is not None:
                 sync_filesystem(self.files.root)
             self._check_left(savepoint)
             self.undo.log.commit(step and step.commit)
@@ -212,19 +196,17 @@ class Transactions:
         return step
 
     def _note_opaque(self, savepoint: Savepoint) -> None:
-        first = self._opaque_since(savepoint)
-        if self.undo.snapshots and first is not None and self._opaque is not None:
-            number = self._opaque_number(first)
-            if self._opaque.differs(number, self.undo.version):
-                for point in self.undo.snapshots:
-                    point.opaque = True
+        base = savepoint.base
+        if self._opaque is not None and base is not None and self._opaque.differs(base, self.undo.version):
+            for point in self.undo.snapshots:
+                point.opaque = True
 
     def _check_left(self, savepoint: Savepoint) -> None:
         """Raises OSError (ESTALE) where somebody has saved over what the call left, or has written into what it has
         displaced, which would be lost and comes back to its place with the rollback."""
         if savepoint.opaque:  # what a program saves during its call is the call's
             return
-        looked = self._typed_changes(savepoint).looked if self._opaque_since(savepoint) is None else {}
+        looked = self._typed_changes(savepoint).looked if savepoint.base is None else {}
         for path, state in self.undo.read_set.left.items():
             found = looked.get(path) or self.files.look(path)
             if not self.undo.read_set.is_left(path, state, found):
@@ -242,26 +224,23 @@ class Transactions:
         known = self._compared
         if known is not None and known[:2] == (savepoint, self.undo.version):
             return known[2]
-        found = TypedChanges(self.files, savepoint.before, self.undo.places, self.undo.written, read=read)
+        found = TypedChanges(self.files, savepoint.before, self.undo.held, self.undo.written, read=read)
         if read:
             self._compared = savepoint, self.undo.version, found
         return found
 
     def changed_files(self, savepoint: Savepoint) -> ChangedFiles | None:
         """What has changed since a savepoint, with the bytes; None where nothing has."""
-        first = self._opaque_since(savepoint)
-        if first is not None and self._opaque is not None:
-            number = self._opaque_number(first)
-            changed: ChangedFiles = self._opaque.scanned(number, self.undo.version, savepoint.early or ())
+        if savepoint.base is not None and self._opaque is not None:
+            changed: ChangedFiles = self._opaque.scanned(savepoint.base, self.undo.version)
         else:
             changed = self._typed_changes(savepoint)
         return changed if changed.changes else None
 
     def changes_since_savepoint(self, savepoint: Savepoint) -> Sequence[Change]:
-        first = self._opaque_since(savepoint)
-        if first is None or self._opaque is None:
+        if savepoint.base is None or self._opaque is None:
             return self._typed_changes(savepoint).changes
-        changes = self._opaque.changes(self._opaque_number(first), self.undo.version, savepoint.early or ())
+        changes = self._opaque.changes(savepoint.base, self.undo.version)
         if savepoint.outermost:
             self._opaque.sealed()
         return changes
@@ -289,27 +268,26 @@ class Transactions:
         while self.undo.savepoints[-1] is not savepoint:  # inner calls that did not come to an end of their own
             self.undo.savepoints.pop()
         self.undo.running = None
-        taken = self._roll_back_opaque(savepoint)
-        notes = [*taken.notes, *self._keep_changes(savepoint)]
-        report = self._undo_since(savepoint)
-        if report.errors:
-            raise report.errors[0]
-        if self.power and self.undo.log.begun:  # before the next record puts on the disk that it is undone
-            sync_filesystem(self.files.root)
+        if savepoint.base is None:
+            notes = [*self._keep_changes(savepoint)]
+            report = self._undo_since(savepoint)
+            if report.errors:
+                raise report.errors[0]
+            if self.power and self.undo.log.begun:  # before the next record puts on the disk that it is undone
+                sync_filesystem(self.files.root)
+            self._note_restored(savepoint, report)
+        else:
+            notes, report = list[str](), self._go_to_base(savepoint, savepoint.base)
         self.undo.read_set.clear()
         self._compared = None
-        for point in self.undo.snapshots if taken.remade else ():
-            point.opaque = True
-        self._note_restored(savepoint, report)
         if not report.moved:  # a later change of a path is the first one again: what is there may be somebody else's
             for states, path in savepoint.first:
                 states.pop(path, None)
         if savepoint.outermost and self._history is not None:
             self._history.ended(None)
         self._leave(savepoint)
-        report.displaced |= taken.displaced
         notes += [*report.notes, *self._keep(report)]
-        conflicts = taken.conflicts | report.conflicts | savepoint.conflicts
+        conflicts = report.conflicts | savepoint.conflicts
         self._add_conflicts(conflicts)
         if savepoint.outermost:
             notes += self._close_call(committed=False)
@@ -338,9 +316,8 @@ class Transactions:
         if undo.held is not None and not undo.held.is_in_place:  # somebody has removed it
             undo.find_holding()
         remake = None if self._history is None else self._history.remake
-        restore = Restore(self.files, undo.renames, undo.hold, undo.times, from_history=remake, places=undo.places)
+        restore = Restore(self.files, undo.renames, undo.hold, undo.times, from_history=remake)
         report = restore.run(epochs, on_undone=note_undone)
-        self._remap(report.new_inodes)
         if report.errors:
             savepoint.conflicts |= report.conflicts
         return report
@@ -353,41 +330,29 @@ class Transactions:
 
     def _add_conflicts(self, conflicts: set[str]) -> None:
         """Conflicts are those of the calls around, too, should they be rolled back; not where an opaque call has begun
-        within them: to there all goes back, whoever changed it."""
+        within them: all of it goes back, whoever changed it."""
         for savepoint in reversed(self.undo.savepoints):
-            if not conflicts or self._opaque_since(savepoint) is not None:
+            if not conflicts or savepoint.base is not None:
                 break
             savepoint.conflicts |= conflicts
 
-    def _roll_back_opaque(self, savepoint: Savepoint) -> RestoreReport:
-        """Go back to where the first opaque call since a savepoint began, whatever came after."""
-        first = self._opaque_since(savepoint)
-        if first is None or self._opaque is None or self.undo.log.file is None:
-            return RestoreReport()
-        self.undo.find_holding()
-        call_id, tool = self.undo.log.label
-        number = self._opaque_number(first)
-        taken = self._opaque.roll_back(
-            number, self.undo.version, self.undo.hold, self.undo.log.file.note, tool=tool, call_id=call_id
-        )
-        self.undo.version += 1
-        self.undo.times.forget()
-        self.undo.places = self._places[number].copy()
-        self._remap(taken.new_inodes)
-        self.undo.epochs[first:] = [Epoch()]
-        self._opaque.end(number)  # not before: what is interrupted until then is done again
-        self.undo.read_set.unsure = self._opaque.any_open
-        return taken
-
-    def _remap(self, new_inodes: Mapping[int, int]) -> None:
-        """Know files again that had to become other inodes."""
-        for epoch in self.undo.epochs:
-            epoch.remap(new_inodes)
-        for savepoint in self.undo.savepoints:
-            for path, state in savepoint.before.items():
-                if state is not None and state.inode in new_inodes:
-                    savepoint.before[path] = replace(state, inode=new_inodes[state.inode])
-        self.undo.places = {new_inodes.get(inode, inode): place for inode, place in self.undo.places.items()}
+    def _go_to_base(self, savepoint: Savepoint, base: Base) -> RestoreReport:
+        """Make the tree what it was when a call began in which an opaque call has begun, whoever changed it since."""
+        assert self._opaque is not None, "one has begun"
+        undo = self.undo
+        undo.find_holding()
+        call_id, tool = undo.log.label
+        # A recovery goes back to where the outermost call began, and is told of no other way back.
+        note = undo.log.note if savepoint.outermost else _no_note
+        report = self._opaque.roll_back(base, undo.version, undo.hold, note, tool=tool, call_id=call_id)
+        undo.version += 1
+        undo.times.forget()
+        undo.epochs = [Epoch()]
+        for point in undo.snapshots if report.remade else ():
+            point.opaque = True
+        if savepoint.outermost:
+            self._opaque.end()  # not before: what is interrupted until then is done again
+        return report
 
     def _keep_changes(self, savepoint: Savepoint) -> Sequence[str]:
         """Have the history keep what typed calls have changed since a savepoint, before they are undone."""
@@ -430,7 +395,6 @@ class Transactions:
                     self.undo.find_holding()  # what a program moved from there into the tree is the tree's
             self._opaque.end()
         self._compared = None
-        self._places.clear()
         self.undo.written.forget()
         self.undo.times.forget()
         self.undo.read_set.clear()
@@ -446,7 +410,6 @@ class Transactions:
     def _forget(self) -> list[str]:
         """Drop the undo log, and the files that were held for it."""
         self.undo.epochs = [Epoch()]
-        self.undo.places.clear()
         self.undo.own.clear()
         if self.undo.held is None:
             return []
@@ -479,7 +442,7 @@ class Transactions:
 
     def changes_since(self, point: SnapshotPoint) -> Sequence[Change]:
         self._check_can_go_to(point)
-        return TypedChanges(self.files, point.before, self.undo.places, self.undo.written).changes
+        return TypedChanges(self.files, point.before, self.undo.held, self.undo.written).changes
 
     def restore(self, point: SnapshotPoint) -> None:
         """Go to a state, wherever it is; what others changed is left alone. It is a change as any other, and can be
@@ -503,12 +466,14 @@ class Transactions:
     def make(self, epoch: Epoch, make: Make | None) -> RestoreReport:
         """Make paths what they are in the records, as changes of the open call."""
         undo = self.undo
-        report = Restore(self.files, undo.renames, undo.hold, undo.times, log=undo, make=make, places=undo.places).run(
-            [epoch]
-        )
+        report = Restore(self.files, undo.renames, undo.hold, undo.times, log=undo, make=make).run([epoch])
         if report.errors:
             raise report.errors[0]
         return report
+
+
+def _no_note(record: Mapping[str, Json]) -> None:
+    pass
 
 
 def keep_conflicts(holding: Holding, report: RestoreReport, directory: str) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from ringfence.participants import Change
 from ringfence_sandbox.disk.confined import Confined, is_reserved
 from ringfence_sandbox.disk.kernel import Renames
 from ringfence_sandbox.disk.state import Json, State
@@ -18,6 +18,9 @@ from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold, Holding
 from ringfence_sandbox.transaction.read_set import ReadSet
 from ringfence_sandbox.transaction.restore import Restore, RestoreReport
 from ringfence_sandbox.transaction.undo_records import Epoch, Move, UndoRecord, is_below
+
+if TYPE_CHECKING:
+    from ringfence_sandbox.opaque.opaque_calls import Base
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +48,8 @@ class Savepoint:
     """Of the paths that have changed since, what they were."""
     first: list[tuple[dict[str, State | None], str]] = field(default_factory=list[tuple[dict[str, State | None], str]])
     """The records of the calls around it whose first change of a path is within it."""
-    early: Sequence[Change] | None = None
-    """What had changed until the first opaque call within it began."""
+    base: Base | None = None
+    """Once an opaque call has begun, this or one within it: the tree to which it goes back, whatever has changed."""
     conflicts: set[str] = field(default_factory=set[str])
     """Where somebody else's was in the way of what was rolled back within it."""
 
@@ -84,8 +87,6 @@ class UndoLog:
         self.savepoints: list[Savepoint] = []
         self.snapshots: weakref.WeakSet[SnapshotPoint] = weakref.WeakSet()
         self.running: RunningOperation | None = None
-        self.places: dict[int, str] = {}
-        """By inode, where files of before are now that were moved or displaced."""
         self.own: dict[str, State | None] = {}
         """What paths were given last, while a snapshot lives."""
         self._store = store
@@ -131,7 +132,6 @@ class UndoLog:
         self._touch_directory(new.rpartition("/")[0], None, lines)
         self._touch_path(old, found, None, lines)
         self._touch_path(new, None, State.of(found, self.written.hash_of(found)), lines)
-        self.places[found.st_ino] = new
         self.log.write(*lines)
 
     def touch_directory(self, old: str, new: str, found: os.stat_result) -> Mapping[str, State]:
@@ -147,7 +147,6 @@ class UndoLog:
         lines: list[Mapping[str, Json]] = []
         for name, state in {"": State.of(found), **inside}.items():
             was, will_be = f"{old}/{name}".rstrip("/"), f"{new}/{name}".rstrip("/")
-            self.places[state.inode] = will_be
             self._first(was, state)
             self.own[was] = None
             self._first(will_be, None)
@@ -242,20 +241,12 @@ class UndoLog:
     def displaced(self, path: str, found: os.stat_result, place: str) -> None:
         """What was at a path has come to a place among the displaced files."""
         assert self.held is not None, "something was displaced"
-        self.places[found.st_ino] = place
         if stat.S_ISREG(found.st_mode):
             self.held.displaced[place] = path, State.of(found)
-
-    def placed(self, path: str, inode: int) -> None:
-        """What was displaced is at a path again."""
-        if inode in self.places:
-            self.places[inode] = path
 
     def _keep_time(self, found: os.stat_result) -> None:
         """Have a directory that somebody else has changed during the call keep the time of that."""
         for epoch in reversed(self.epochs):
-            if epoch.opaque is not None:
-                break
             for path, record in epoch.records.items():
                 before = record.before
                 if before is not None and before.is_directory and before.inode == found.st_ino:
@@ -263,6 +254,23 @@ class UndoLog:
                         "directory", before.mode, before.uid, before.gid, found.st_mtime_ns, 0, before.inode
                     )
                     self.log.note(UndoRecord(path, record.before).to_json())
+
+    def first_states(self, savepoint: Savepoint) -> dict[str, State | None]:
+        """What the paths were, and the directories that they are in, that calls have changed since a savepoint. What
+        somebody has saved over since is a conflict, and left out."""
+        first = {**savepoint.before}
+        for epoch in reversed(self.epochs[savepoint.position :]):
+            for path, record in epoch.records.items():
+                known, before = savepoint.before.get(path, record.before), record.before
+                if before is None or known is None or not before.is_directory or is_reserved(path):
+                    continue
+                if known.inode == before.inode:  # not a directory that has got the name since
+                    first[path] = before
+        for path, state in self.read_set.left.items():
+            if path in first and not self.read_set.is_left(path, state, self.files.look(path)):
+                savepoint.conflicts.add(path)
+                del first[path]
+        return first
 
     def position(self) -> int:
         """How many epochs there are; what is logged from now on belongs to another one."""
@@ -274,7 +282,7 @@ class UndoLog:
 
     def undo_operation(self, operation: RunningOperation) -> RestoreReport:
         """Undo an operation that failed half way, and what it has logged."""
-        restore = Restore(self.files, self.renames, self.hold, self.times, places=self.places)
+        restore = Restore(self.files, self.renames, self.hold, self.times)
         report = restore.run(operation.epochs)
         for move in [epoch.move for epoch in operation.epochs if epoch.move is not None]:
             self.epochs.pop()

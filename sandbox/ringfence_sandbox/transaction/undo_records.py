@@ -7,7 +7,7 @@ since from then on the same names mean other files. `restore.py` goes back over 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 from ringfence_sandbox.disk.state import Json, State
@@ -43,28 +43,14 @@ class Move:
 
 @dataclass(slots=True)
 class Epoch:
-    """Records by path, and the move of a directory that came after them. An ``opaque`` one is a call whose program
-    changes files unseen: its number, under which the store has the tree as it was."""
+    """Records by path, and the move of a directory that came after them."""
 
     records: dict[str, UndoRecord] = field(default_factory=dict[str, UndoRecord])
     move: Move | None = None
-    opaque: int | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not self.records and self.move is None and self.opaque is None
-
-    def remap(self, new_inodes: Mapping[int, int]) -> None:
-        """Know files again that had to become other inodes."""
-        for record in self.records.values():
-            record.before = _remapped(record.before, new_inodes)
-            record.afters = [_remapped(one, new_inodes) for one in record.afters]
-        if self.move is not None:
-            self.move = replace(self.move, inode=new_inodes.get(self.move.inode, self.move.inode))
-
-
-def _remapped(state: State | None, new_inodes: Mapping[int, int]) -> State | None:
-    return state if state is None or state.inode not in new_inodes else replace(state, inode=new_inodes[state.inode])
+        return not self.records and self.move is None
 
 
 def replayed(epochs: list[Epoch], record: Mapping[str, object]) -> None:
@@ -89,8 +75,6 @@ def replayed(epochs: list[Epoch], record: Mapping[str, object]) -> None:
             epochs.append(Epoch())
         case {"epoch": None}:
             epochs.append(Epoch())
-        case {"opaque": int(number)}:
-            epochs += [Epoch(opaque=number), Epoch()]
         case {"restored": int(count)}:
             epochs[count:] = [Epoch()]
         case {"unmoved": str()}:  # the rename failed
