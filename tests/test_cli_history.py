@@ -174,6 +174,14 @@ def test_undo_previews_reverses_and_is_reversed(tree: Path) -> None:
     assert not (tree / "new").exists()
 
 
+def test_a_directory_within_a_workspace_names_the_one_that_has_the_history(tree: Path) -> None:
+    run(tree)
+    (tree / "below").mkdir()
+    done = ringfence("log", tree / "below")
+    assert done.returncode == 1
+    assert f"it is in {tree.resolve()}, which has one" in done.stderr.decode()
+
+
 def test_another_directory_in_the_place_of_one_can_begin_a_history_of_its_own(tree: Path) -> None:
     for kept in ("before", "before2"):
         run(tree)

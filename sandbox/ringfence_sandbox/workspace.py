@@ -44,6 +44,7 @@ from ringfence_sandbox.transaction.interrupted_calls import (
     forget_killed,
     killed_calls,
     unfinished_call,
+    with_those_above,
 )
 from ringfence_sandbox.tree_writer import TreeWriter
 
@@ -196,9 +197,12 @@ class Workspace:
                 raise FileNotFoundError(store.folder)
         except FileNotFoundError:
             filesystem.close()
-            raise FileNotFoundError(
-                f"{root} has no history yet: `ringfence run {root}` or `ringfence serve {root}` begins one"
-            ) from None
+            known = (one for one in with_those_above(root) if os.path.isdir(os.path.join(store_of(one), FOLDER)))
+            above = next(known, None)
+            advice = f"`ringfence run {root}` or `ringfence serve {root}` begins one"
+            if above not in (None, root):
+                advice = f"it is in {above}, which has one"
+            raise FileNotFoundError(f"{root} has no history yet: {advice}") from None
         workspace = cls(filesystem, store, None)
         workspace.unfinished = unfinished_call(root, place)
         return workspace

@@ -40,7 +40,7 @@ class UnfinishedCall:
 
 def unfinished_calls(path: str | os.PathLike[str]) -> Sequence[UnfinishedCall]:
     """Return the unfinished calls in a directory and in those above it, the nearest first."""
-    found = (unfinished_call(above, store_of(above)) for above in _with_those_above(path))
+    found = (unfinished_call(above, store_of(above)) for above in with_those_above(path))
     return [call for call in found if call is not None]
 
 
@@ -85,7 +85,7 @@ def _begun(root: str, store: str) -> tuple[str, str] | None:
     return None
 
 
-def _with_those_above(path: str | os.PathLike[str]) -> Iterator[str]:
+def with_those_above(path: str | os.PathLike[str]) -> Iterator[str]:
     """The real path of a directory, and those of the directories that it is in; none where no call can have begun."""
     try:
         state_directory()
