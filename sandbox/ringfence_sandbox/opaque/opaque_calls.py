@@ -18,12 +18,12 @@ from ringfence_sandbox.opaque.states import (
     After,
     Before,
     KeptOpen,
-    ScannedFiles,
     is_only_time,
 )
 from ringfence_sandbox.opaque.tree_rollback import Judge, TreeRollback
 from ringfence_sandbox.scan.scan import clock_ahead_ns
 from ringfence_sandbox.store.entries import Difference, Entry, is_directory
+from ringfence_sandbox.transaction.changes import ScannedFiles
 from ringfence_sandbox.transaction.hold import Hold, Holding
 from ringfence_sandbox.transaction.restore import RestoreReport
 

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeGuard
 
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.disk.confined import Confined, is_reserved, open_file, sha256_of
 from ringfence_sandbox.disk.kernel import free_bytes, set_mode, sync_filesystem
 from ringfence_sandbox.disk.state import State
-from ringfence_sandbox.opaque.states import Aborted, After, Before, ExcludedFile, ScannedFiles, is_only_time
+from ringfence_sandbox.opaque.states import Aborted, After, Before, ExcludedFile, is_only_time
 from ringfence_sandbox.scan.scan import Exclusion, Hides, ScanResult
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, attributes_of, stamp_of
 from ringfence_sandbox.steps.aborted_calls import keep_commit
@@ -28,7 +29,7 @@ from ringfence_sandbox.store.commits import CommitInfo, PreparedStep
 from ringfence_sandbox.store.entries import Difference, Entry, Meta, Unknown, blob_id, is_directory, link_number
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.trees import walk
-from ringfence_sandbox.transaction.changes import ScannedStates, noting_failure
+from ringfence_sandbox.transaction.changes import ScannedFiles, noting_failure
 from ringfence_sandbox.transaction.hold import Holding
 
 KEPT_BYTES = 1 << 30
@@ -358,8 +359,17 @@ class Scans:
             if not is_reserved(path) and now is not None and now.oid is not None and not self._has(now.oid):
                 states[path] = now
                 self.store.add_blob(self._read_again(path, now.oid))
-        scanned = ScannedStates(states, before.prepared, _unknown(after.found.excluded))
-        return ScannedFiles(self.store, before.commit, after, changes, scanned)
+        left = {path: now for path, _, now in after.differing}
+
+        def content_after(path: str) -> bytes:
+            entry = left.get(path)
+            if entry is None or entry.oid is None:
+                raise FileNotFoundError(path)
+            return self.store.states.content(entry.oid)
+
+        content_before = partial(self.store.states.read, before.commit)
+        unknown = _unknown(after.found.excluded)
+        return ScannedFiles(changes, states, before.prepared, unknown, content_before, content_after)
 
     def _has(self, oid: str) -> bool:
         return self.store.objects.has(bytes.fromhex(oid))

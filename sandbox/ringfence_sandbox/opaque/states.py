@@ -9,16 +9,13 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 
-from ringfence.participants import Change
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import failpoint
 from ringfence_sandbox.disk.new_files import data_ranges
 from ringfence_sandbox.scan.scan import Exclusion, ScanResult
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, attributes_from_json, attributes_json, attributes_of
 from ringfence_sandbox.store.commits import PreparedStep
-from ringfence_sandbox.store.entries import Difference, Entry, Meta, apply_metadata
-from ringfence_sandbox.store.store import Store
-from ringfence_sandbox.transaction.changes import ChangedFiles, ScannedStates
+from ringfence_sandbox.store.entries import Difference, Meta, apply_metadata
 from ringfence_sandbox.transaction.hold import Holding
 
 
@@ -121,38 +118,6 @@ class Aborted:
     commit: str | None
     name: str | None
     notes: tuple[str, ...] = ()
-
-
-class ScannedFiles(ChangedFiles):
-    """What two scans found."""
-
-    def __init__(
-        self, store: Store, commit: str, after: After, changes: Sequence[Change], scanned: ScannedStates
-    ) -> None:
-        self._store = store
-        self._commit = commit
-        self._now = {path: now for path, _, now in after.differing}
-        self._changes = changes
-        self._scanned = scanned
-
-    @property
-    def changes(self) -> Sequence[Change]:
-        return self._changes
-
-    @property
-    def scanned(self) -> ScannedStates:
-        return self._scanned
-
-    def before(self, path: str) -> bytes:
-        return self._content(path, self._store.states.entry(self._commit, path))
-
-    def after(self, path: str) -> bytes:
-        return self._content(path, self._now.get(path))
-
-    def _content(self, path: str, entry: Entry | None) -> bytes:
-        if entry is None or entry.oid is None:
-            raise FileNotFoundError(path)
-        return self._store.states.content(entry.oid)
 
 
 MOST_OPEN = 64

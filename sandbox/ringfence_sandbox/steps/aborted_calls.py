@@ -13,7 +13,7 @@ from ringfence_sandbox.steps.step_states import all_above
 from ringfence_sandbox.store.commits import CommitInfo
 from ringfence_sandbox.store.entries import Entry, Meta, is_directory
 from ringfence_sandbox.store.store import ABORTED, Store
-from ringfence_sandbox.transaction.changes import STAMP, ChangedFiles, RolledBackCall
+from ringfence_sandbox.transaction.changes import STAMP, RolledBackCall, TypedChanges
 
 MOST_ABORTED = 50
 KEPT_BYTES = 8 << 20
@@ -31,7 +31,7 @@ def keep_commit(store: Store, commit: str) -> str:
     return name
 
 
-def keep_typed(store: Store, files: Confined, changed: ChangedFiles, call: RolledBackCall) -> list[str]:
+def keep_typed(store: Store, files: Confined, changed: TypedChanges, call: RolledBackCall) -> list[str]:
     """Keep what a typed call has changed, once; what was not kept, in words.
 
     Raises:
@@ -51,7 +51,7 @@ def keep_typed(store: Store, files: Confined, changed: ChangedFiles, call: Rolle
 class _States:
     """What a typed call left at each path that differs from the newest commit; ``notes`` are about what is too much."""
 
-    def __init__(self, store: Store, tip: str, files: Confined, changed: ChangedFiles) -> None:
+    def __init__(self, store: Store, tip: str, files: Confined, changed: TypedChanges) -> None:
         self.notes: list[str] = []
         self._store = store
         self._states = store.states

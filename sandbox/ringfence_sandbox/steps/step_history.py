@@ -32,7 +32,7 @@ from ringfence_sandbox.steps.step_states import Differing
 from ringfence_sandbox.store.commits import REPLACED, CommitInfo, PreparedStep
 from ringfence_sandbox.store.entries import Difference, Entry, Unknown, apply_metadata
 from ringfence_sandbox.store.store import Store
-from ringfence_sandbox.transaction.changes import ChangedFiles, History, RolledBackCall, ScannedStates
+from ringfence_sandbox.transaction.changes import History, RolledBackCall, ScannedFiles, TypedChanges
 from ringfence_sandbox.transaction.hold import Holding
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class StepHistory(History):
         if self.store.tip is None:
             self.look()
 
-    def record(self, changed: ChangedFiles, receipt: Receipt) -> Step | None:
+    def record(self, changed: TypedChanges | ScannedFiles, receipt: Receipt) -> Step | None:
         self._prepared = ()
         info = CommitInfo(
             "step",
@@ -90,8 +90,8 @@ class StepHistory(History):
             client=receipt.client,
         )
         steps: list[PreparedStep] = []
-        if changed.scanned is not None:
-            own, unknown = self._since_tip(changed.scanned, info), changed.scanned.unknown
+        if isinstance(changed, ScannedFiles):
+            own, unknown = self._since_tip(changed, info), changed.unknown
         else:
             with closing(Looks(self._files)) as looks:
                 differing = Differing(
@@ -119,7 +119,7 @@ class StepHistory(History):
             receipt.client,
         )
 
-    def _since_tip(self, scanned: ScannedStates, info: CommitInfo) -> Mapping[str, Entry | None]:
+    def _since_tip(self, scanned: ScannedFiles, info: CommitInfo) -> Mapping[str, Entry | None]:
         if scanned.since is None:
             return scanned.states
         now = self.store.prepare(scanned.states, info, after=scanned.since)
@@ -135,7 +135,7 @@ class StepHistory(History):
                 self.store.published(commit)
             self.last = step
 
-    def rolling_back(self, changed: ChangedFiles, call: RolledBackCall) -> Sequence[str]:
+    def rolling_back(self, changed: TypedChanges, call: RolledBackCall) -> Sequence[str]:
         return keep_typed(self.store, self._files, changed, call)
 
     def damage(self) -> Sequence[str]:

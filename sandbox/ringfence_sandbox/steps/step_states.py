@@ -16,7 +16,7 @@ from ringfence_sandbox.disk.confined import Confined, Looks
 from ringfence_sandbox.scan.scan import ScanLimits
 from ringfence_sandbox.store.entries import NOTHING, Entry, Meta, Unknown, blob_id, is_directory, link_number
 from ringfence_sandbox.store.store import Store
-from ringfence_sandbox.transaction.changes import ChangedFiles
+from ringfence_sandbox.transaction.changes import TypedChanges
 
 if TYPE_CHECKING:
     from ringfence_sandbox.store.trees import Folder
@@ -34,7 +34,7 @@ class Differing:
         self,
         files: Confined,
         store: Store,
-        changed: ChangedFiles,
+        changed: TypedChanges,
         at: datetime,
         limits: ScanLimits,
         hashes: OrderedDict[str, str] | None = None,

@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,50 +42,20 @@ def noting_failure(notes: list[str]) -> Generator[None]:
         notes.append(f"{words}: {error}")
 
 
-class ChangedFiles(Protocol):
-    """What a call changed, by path, with the bytes on either side."""
-
-    @property
-    def changes(self) -> Sequence[Change]: ...
-
-    @property
-    def scanned(self) -> ScannedStates | None:
-        """What two scans found, for a call that no undo records tell of."""
-        ...
-
-    def before(self, path: str) -> bytes:
-        """The bytes that the file at `path` had before the call. FileNotFoundError where there was none."""
-        ...
-
-    def known_before(self, path: str) -> bytes | None:
-        """These bytes, if they need not be read for it."""
-        return None
-
-    def after(self, path: str) -> bytes:
-        """The bytes that the call left at `path`."""
-        ...
-
-    def found(self, path: str) -> os.stat_result | None:
-        """What `changes` found at `path`, if that is known, and so are the bytes."""
-        return None
-
-    def moved(self, path: str) -> str | None:
-        """Where what was at `path` before the call is now, if it is in the tree and elsewhere."""
-        return None
-
-    @property
-    def made_again(self) -> Sequence[str]:
-        """The paths that have what they had before the call, in another file with another time."""
-        return ()
-
-
 @dataclass(frozen=True, slots=True)
-class ScannedStates:
-    """The new states of all that differs since a commit that is prepared (None: since the newest one)."""
+class ScannedFiles:
+    """What two scans found to have changed, for a call that no undo records tell of."""
 
+    changes: Sequence[Change]
     states: Mapping[str, Entry | None]
+    """The new states of all that differs since a commit that is prepared."""
     since: PreparedStep | None
+    """That commit; None: the newest one."""
     unknown: Unknown
+    before: Callable[[str], bytes]
+    """The bytes that a file had before the call. FileNotFoundError where there was none."""
+    after: Callable[[str], bytes]
+    """The bytes that the call left at a path."""
 
 
 HASHED_BYTES = 1 << 28
@@ -134,7 +104,7 @@ class Written:
         self._size = 0
 
 
-class TypedChanges(ChangedFiles):
+class TypedChanges:
     """What differs between the states that paths had and those that they have; bytes are read from where they lie."""
 
     def __init__(
@@ -261,19 +231,18 @@ class TypedChanges(ChangedFiles):
         return self._changes
 
     @property
-    def scanned(self) -> None:
-        return None
-
-    @property
     def made_again(self) -> Sequence[str]:
+        """The paths that have what they had before the call, in another file with another time."""
         return self._made_again
 
     def moved(self, path: str) -> str | None:
+        """Where what was at `path` before the call is now, if it is in the tree and elsewhere."""
         state = self._before.get(path)
         place = path if state is None else self._place(path, state, self.looked.get(path))[0]
         return None if place == path or is_reserved(place) else place
 
     def before(self, path: str) -> bytes:
+        """The bytes that a file had before the call. FileNotFoundError where there was none."""
         state = self._before.get(path)
         place, here = path, None
         if state is not None:
@@ -287,14 +256,17 @@ class TypedChanges(ChangedFiles):
             raise PermissionError(errno.EACCES, words, path) from None
 
     def known_before(self, path: str) -> bytes | None:
+        """The bytes before the call, if they need not be read for it."""
         state = self._before.get(path)
         return None if state is None else self._contents.get(self._place(path, state, self.looked.get(path))[0])
 
     def after(self, path: str) -> bytes:
+        """The bytes that the call left at a path."""
         content = self._written.content(self._after_hashes.get(path))
         return self._bytes(path) if content is None else content
 
     def found(self, path: str) -> os.stat_result | None:
+        """What `changes` found at `path`, if that is known, and so are the bytes."""
         known = self._written.content(self._after_hashes.get(path))
         return None if known is None else self.looked.get(path)
 
@@ -346,7 +318,7 @@ class History(Protocol):
         """An outermost call begins. OSError: the tree cannot be taken in."""
         ...
 
-    def record(self, changed: ChangedFiles, receipt: Receipt) -> Step | None:
+    def record(self, changed: TypedChanges | ScannedFiles, receipt: Receipt) -> Step | None:
         """Prepare the step of a call that changed files; None where it makes none. What it raises makes the call fail
         and roll back."""
         ...
@@ -355,7 +327,7 @@ class History(Protocol):
         """The open call has ended; the log has its commit record, where it made a step. Must not fail."""
         ...
 
-    def rolling_back(self, changed: ChangedFiles, call: RolledBackCall) -> Sequence[str]:
+    def rolling_back(self, changed: TypedChanges, call: RolledBackCall) -> Sequence[str]:
         """Keep what a call changed, which is about to be rolled back. Returns notes of what was not kept. OSError. It
         may be asked for the same call again."""
         ...

@@ -20,9 +20,9 @@ from ringfence_sandbox.disk.state import Json, State
 from ringfence_sandbox.store.log import Log
 from ringfence_sandbox.transaction.call_log import CallLog
 from ringfence_sandbox.transaction.changes import (
-    ChangedFiles,
     History,
     RolledBackCall,
+    ScannedFiles,
     TypedChanges,
     noting_failure,
 )
@@ -229,10 +229,10 @@ class Transactions:
             self._compared = savepoint, self.undo.version, found
         return found
 
-    def changed_files(self, savepoint: Savepoint) -> ChangedFiles | None:
+    def changed_files(self, savepoint: Savepoint) -> TypedChanges | ScannedFiles | None:
         """What has changed since a savepoint, with the bytes; None where nothing has."""
         if savepoint.base is not None and self._opaque is not None:
-            changed: ChangedFiles = self._opaque.scanned(savepoint.base, self.undo.version)
+            changed: TypedChanges | ScannedFiles = self._opaque.scanned(savepoint.base, self.undo.version)
         else:
             changed = self._typed_changes(savepoint)
         return changed if changed.changes else None
