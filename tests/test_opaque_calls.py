@@ -515,6 +515,9 @@ NESTED = {
     "opaque => ! rm d/b.txt; touch d/n => rollback",
     "a program between two writes of one file": "opaque => write a.txt => "
     "! echo program > a.txt => commit => write a.txt",
+    "the middle one of three calls goes back": "write a.txt => typed => write d/b.txt => delete d/e => typed => "
+    "write late => opaque => ! rm -r d one late => commit => commit => rollback => "
+    "! [ -e one ] && [ -e d/e/c.txt ] && [ ! -e late ] && grep -q by a.txt && ! grep -q by d/b.txt => write d/b.txt",
     "what was deleted before does not come back": "delete a.txt => delete d/e => opaque => opaque => "
     "! echo new > n; echo new > d/n => rollback => ! [ ! -e a.txt ] && [ ! -e d/e ] => commit",
     "a directory has its time back": "opaque => ! touch -r d ref; rm d/b.txt; touch -r ref d; rm ref => commit",

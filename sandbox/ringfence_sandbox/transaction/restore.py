@@ -10,6 +10,14 @@ Rollback, failed operations, recovery after a crash, snapshots, and undo and res
    found by its inode, in the hold or where the call has moved it.
 4. Give files their permission bits, then directories their bits and times, from the bottom.
 
+The *hold* is a directory in the root with numbered *slots*. A call makes a new file in a slot, and by one exchange that
+file gets its path, and what was there the slot: it is *displaced*. So a call that writes ``a`` goes through these
+states, and from each of them there is a way back:
+
+    a: old, slot 0: nothing      no record yet
+    a: old, slot 0: new          the record says: before old, after new
+    a: new, slot 0: old          old is displaced
+
 Each step is idempotent: it looks first, and what is done already is as before. So a restore that was killed is done
 again.
 
@@ -80,8 +88,8 @@ class RestoreReport:
     """Paths whose file of before was not found where it has to be."""
     errors: list[OSError] = field(default_factory=list[OSError])
     """Why something could not be put right now; it may be tried again."""
-    remade: bool = False
-    """Whether anything was made anew, so that it may be another inode than before."""
+    put_back: bool = False
+    """Whether anything was put back: it may be another inode than before."""
 
     def to_json(self, epochs: int) -> dict[str, Json]:
         """For the log: how many epochs are left, and what must not be lost of the others."""
@@ -147,8 +155,10 @@ class Restore:
                 self.attempt(lambda epoch=epoch, move=epoch.move: self._move_back(epoch, move))
             if self.report.errors:  # under the old names there is nothing yet
                 break
-            previous_move = epochs[number - 1].move if number else None
-            if previous_move is None or not self.is_at(previous_move.old, previous_move.inode):
+            previous = epochs[number - 1].move if number else None
+            # On a full disk the log lacks the note of `on_undone`. Then it is known by the move before.
+            is_undone = previous is not None and self.is_at(previous.old, previous.inode)
+            if not is_undone:
                 _EpochRestore(self, epoch).run()
             if self.report.errors:
                 break
@@ -321,16 +331,16 @@ class _EpochRestore:
         for path, record in self._records.items():
             found = self._files.look(path)
             if self._is_before(record.before, found):
-                self._put_back_foreign(path, record, found)
+                self._return_foreign(path, record, found)
             elif not record.afters:  # a directory in which the call did something, and that somebody has removed
                 continue
             elif self._is_own(path, record, found):
-                if self._put_back_foreign(path, record, found):
+                if self._return_foreign(path, record, found):
                     continue
                 self._to_restore[path] = found
                 if found is not None and not stat.S_ISDIR(found.st_mode):
                     self._own_paths.setdefault(found.st_ino, []).append(path)
-            elif self._was_made(record):
+            elif not self._is_not_made_yet(record):
                 self._restore.conflict(path, None if record.before is None else record.before.inode)
 
     def _is_before(self, before: State | None, found: os.stat_result | None) -> bool:
@@ -383,7 +393,7 @@ class _EpochRestore:
         except OSError:
             return None
 
-    def _put_back_foreign(self, path: str, record: UndoRecord, found: os.stat_result | None) -> bool:
+    def _return_foreign(self, path: str, record: UndoRecord, found: os.stat_result | None) -> bool:
         """Put a file of somebody else back that the call has displaced, and return whether there was one.
 
         They had saved the path in the instant of the change, or written into a file that the call had made."""
@@ -408,13 +418,12 @@ class _EpochRestore:
             return True
         return False
 
-    def _was_made(self, record: UndoRecord) -> bool:
-        """Whether the change was made. It was not if a kill came between its record and itself: then the call's file is
-        still in the hold, and that of before is not. The path was never the call's, so nothing there is a conflict."""
+    def _is_not_made_yet(self, record: UndoRecord) -> bool:
+        """Whether a kill came between a record and its change: then the call's file is still in the hold, and that of
+        before is not. The path was never the call's, so nothing there is a conflict."""
         before, last = record.before, record.afters[-1]
-        if last is None or not self._held.get(last.inode):
-            return True
-        return before is not None and bool(self._held.get(before.inode))
+        new_is_held = last is not None and bool(self._held.get(last.inode))
+        return new_is_held and not (before is not None and self._held.get(before.inode))
 
     def _let_moved_stay(self) -> None:
         """What the call has moved from a path that somebody else has taken, or a directory above, stays where it is."""
@@ -497,8 +506,9 @@ class _EpochRestore:
         record = self._records[path]
         before, found = record.before, self._to_restore[path]
         assert before is not None, "there is something to put back"
-        self.report.remade = True
-        if before.is_directory and not (self._restore.discard and self._held.get(before.inode)):
+        self.report.put_back = True
+        comes_back_whole = self._restore.discard and self._held.get(before.inode)
+        if before.is_directory and not comes_back_whole:
             self._make_directory(path, before)
             return
         body = self._body(record, before)

@@ -348,7 +348,7 @@ class Transactions:
         undo.version += 1
         undo.times.forget()
         undo.epochs = [Epoch()]
-        for point in undo.snapshots if report.remade else ():
+        for point in undo.snapshots if report.put_back else ():
             point.opaque = True
         if savepoint.outermost:
             self._opaque.end()  # not before: what is interrupted until then is done again
