@@ -146,7 +146,7 @@ class Edits:
             raise os_error(errno.EEXIST, normal)
         with self.transactions.operation():
             self._make_parents(found.place)
-            self.put(found.place, self.new_symlink(found.place, target), None)
+            self.put(found.place, self._undo.holding.new_symlink(os.fsencode(target)), None)
 
     # -- what is there
 
@@ -324,14 +324,6 @@ class Edits:
             with suppress(PermissionError):
                 os.fchown(descriptor, -1, above.st_gid)
         return descriptor
-
-    def new_symlink(self, place: str, target: str) -> int:
-        """The slot of a new symlink."""
-        holding = self._undo.holding
-        slot = holding.new_slot()
-        failpoint("symlink")
-        os.symlink(target, str(slot), dir_fd=holding.descriptor)
-        return slot
 
     def _replace(
         self,

@@ -9,16 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ringfence_sandbox.disk.confined import read_file
-from ringfence_sandbox.disk.kernel import failpoint
 from ringfence_sandbox.disk.new_files import copy_attributes, write_all
-from ringfence_sandbox.disk.state import State
+from ringfence_sandbox.disk.state import State, kind_of
 from ringfence_sandbox.edits import Edits
 from ringfence_sandbox.store.entries import Entry, apply_metadata, blob_id, is_directory
 from ringfence_sandbox.store.states import States
 from ringfence_sandbox.transaction.read_set import stale
 from ringfence_sandbox.transaction.undo_records import Epoch, UndoRecord
-
-_KINDS = {"file": stat.S_IFREG, "symlink": stat.S_IFLNK, "directory": stat.S_IFDIR}
 
 
 class TreeWriter:
@@ -84,10 +81,7 @@ class TreeWriter:
             only_mode = entry == replace(now, meta=replace(now.meta, mode=entry.meta.mode))
             if entry.kind == "directory" or (only_mode and found.st_nlink == 1):
                 inode = found.st_ino
-        meta = entry.meta
-        size = 0 if found is None else found.st_size
-        state = State(entry.kind, meta.mode, meta.uid, meta.gid, meta.mtime_ns, size, inode)
-        return UndoRecord(path, state, [after])
+        return UndoRecord(path, entry.as_state(0 if found is None else found.st_size, inode), [after])
 
     def _open_up(self, epoch: Epoch) -> None:
         """Have directories that cannot be written be so for the moment."""
@@ -104,7 +98,7 @@ class TreeWriter:
             if entry is not None or found is not None:
                 raise stale(path)
             return None
-        if stat.S_IFMT(found.st_mode) != _KINDS[entry.kind]:
+        if kind_of(found.st_mode) != entry.kind:
             raise stale(path)
         if entry.kind == "directory":
             return found
@@ -158,15 +152,12 @@ class TreeWriter:
         other = self._other_name(path, entry, in_place)
         holding = self._transactions.undo.holding
         if entry.kind == "symlink":
-            slot = self._edits.new_symlink(path, os.fsdecode(self._content(entry.oid)))
+            slot = holding.new_symlink(self._content(entry.oid))
             self._apply_metadata(path, slot, entry)
             return slot
-        slot = holding.new_slot()
         if other is not None:
-            failpoint("link")
-            with self._files.parent(other) as (at, name):
-                os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
-            return slot
+            return holding.new_link(other)
+        slot = holding.new_slot()
         content = self._content(entry.oid)
         descriptor = holding.create(slot)
         try:

@@ -113,7 +113,7 @@ class Scans:
                     states[path] = None
                 continue
             if state.kind == "directory":
-                states[path] = Entry("directory", Meta(state.mode, state.uid, state.gid, state.mtime_ns))
+                states[path] = Entry("directory", Meta.of_state(state))
                 here = self._look(path)
                 if here is None or not stat.S_ISDIR(here.st_mode):  # what had gone of it before is gone
                     below = (f"{path}/{name}" for name in self.store.states.names(tip, path))
@@ -147,7 +147,7 @@ class Scans:
         except PermissionError:
             return "unreadable"
         link = link_number(here, os.fstat(self._files.root).st_dev)
-        return Entry(state.kind, Meta(state.mode, state.uid, state.gid, state.mtime_ns, link), oid)
+        return Entry(state.kind, Meta.of_state(state, link), oid)
 
     def _stored(self, tip: str, look: _Look, *, is_external: bool) -> tuple[str, PreparedStep | None]:
         """The commit that has a tree, and the objects of it, if it is not to be the newest one."""

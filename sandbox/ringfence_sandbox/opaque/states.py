@@ -182,8 +182,7 @@ class KeptOpen:
             for attribute, value in attributes_of(descriptor).items():
                 with suppress(OSError):  # some are only root's to give
                     os.setxattr(copy, attribute, value)
-            meta = Meta(stat.S_IMODE(left.mode), found.st_uid, found.st_gid, found.st_mtime_ns)
-            apply_metadata(holding.descriptor, str(slot), meta)
+            apply_metadata(holding.descriptor, str(slot), replace(Meta.of(found), mode=stat.S_IMODE(left.mode)))
         except OSError:
             os.close(copy)
             failpoint("unlink")

@@ -177,10 +177,7 @@ class TreeRollback:
             same = now is not None and now.oid == wanted.oid and (alone or found.st_ino == self.before.inode(path))
             if same or after.is_directory:
                 inode = found.st_ino
-        meta = wanted.meta
-        size = 0 if found is None else found.st_size
-        state = State(wanted.kind, meta.mode, meta.uid, meta.gid, meta.mtime_ns, size, inode)
-        return UndoRecord(path, state, [after])
+        return UndoRecord(path, wanted.as_state(0 if found is None else found.st_size, inode), [after])
 
     def _bodies(self) -> dict[str, int]:
         """The inodes of before that are elsewhere now, by the path that they belong to: where the call has moved them,
@@ -190,9 +187,7 @@ class TreeRollback:
             stamp = self._after.stamps.get(path)
             if stamp is not None and not is_directory(item.after):
                 at.setdefault(stamp[0], []).append(path)
-        held: dict[int, list[str]] = {}
-        for place, inode in self._hold:
-            held.setdefault(inode, []).append(place)
+        held = self._hold.held.inodes(below=True) if self._hold.held is not None else {}
         found: dict[str, int] = {}
         for path, (_, wanted, _) in self.items.items():
             inode = self.before.inode(path)
@@ -239,18 +234,13 @@ class TreeRollback:
                 continue
             here = self._files.look(other)
             if here is not None and not stat.S_ISDIR(here.st_mode):
-                slot = holding.new_slot()
-                failpoint("link")
-                with self._files.parent(other) as (at, name):
-                    os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=holding.descriptor, follow_symlinks=False)
-                return slot
+                return holding.new_link(other)
         content = self._states.content(wanted.oid)
-        slot = holding.new_slot()
         if wanted.kind == "symlink":
-            failpoint("symlink")
-            os.symlink(os.fsdecode(content), str(slot), dir_fd=holding.descriptor)
+            slot = holding.new_symlink(content)
             self._apply_metadata(holding.descriptor, str(slot), wanted, path)
             return slot
+        slot = holding.new_slot()
         descriptor = holding.create(slot)
         try:
             write_all(descriptor, content)

@@ -277,7 +277,7 @@ class Scanner:
             there.add(name)
         if itself != stamp_of(status):
             self._cache.note(path, attributes_of(descriptor))
-        meta = _meta(status, link=0)
+        meta = Meta.of(status)
         if before is None or before.meta != meta:
             self._found.changes[path] = Entry("directory", meta)
             self._found.stamps[path] = stamp_of(status)
@@ -336,7 +336,7 @@ class Scanner:
         self._found.read += 1
         self._cache.note(path, attributes)
         kind = "symlink" if stat.S_ISLNK(status.st_mode) else "file"
-        new = Entry(kind, _meta(status, link=link_number(status, self._device)), self._keep(content))
+        new = Entry(kind, Meta.of(status, link_number(status, self._device)), self._keep(content))
         before = old if isinstance(old, Entry) else None
         if before != new:
             self._found.changes[path] = new
@@ -378,10 +378,6 @@ class Scanner:
 def _decoded(names: Iterable[bytes]) -> set[str]:
     """File names as text: all at once, which is faster than one by one."""
     return set(os.fsdecode(b"\0".join(names)).split("\0")) - {""}
-
-
-def _meta(status: os.stat_result, *, link: int) -> Meta:
-    return Meta(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns, link)
 
 
 _NOATIME = getattr(os, "O_NOATIME", 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -74,33 +73,29 @@ class _States:
         for path in all_above(there):  # directories that somebody else made since
             found = None if path in there or is_directory(known(self._tip, path)) else self._files.look(path)
             if found is not None:
-                yield path, Entry("directory", _meta(found))
+                yield path, Entry("directory", Meta.of(found))
 
     def _state(self, change: Change, after: FileVersion) -> Entry | None:
         found = self._changed.found(change.path) or self._files.look(change.path)
         if found is None:
             return None
         if after.kind == "directory":
-            return Entry("directory", _meta(found))
+            return Entry("directory", Meta.of(found))
         if after.kind == "symlink":
-            return Entry("symlink", _meta(found), self._store.add_blob(os.fsencode(after.target or "")))
+            return Entry("symlink", Meta.of(found), self._store.add_blob(os.fsencode(after.target or "")))
         source = self._moved.get(after.content_hash) if after.content_hash is not None else None
         old = self._states.entry(self._tip, source) if source is not None else None
         if (
             old is not None and old.kind == "file" and old.meta.mtime_ns == found.st_mtime_ns
         ):  # it moved: it is not read
-            return Entry("file", _meta(found), old.oid)
+            return Entry("file", Meta.of(found), old.oid)
         if after.size > self._room:
             self.notes.append(f"{change.path} was not kept, it was too much: {_describe(after)}")
             return None
         if after.content_hash is None:  # a socket, a pipe or a device
             return None
         self._room -= after.size
-        return Entry("file", _meta(found), self._store.add_blob(self._changed.after(change.path)))
-
-
-def _meta(found: os.stat_result) -> Meta:
-    return Meta(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, found.st_mtime_ns)
+        return Entry("file", Meta.of(found), self._store.add_blob(self._changed.after(change.path)))
 
 
 def _describe(version: FileVersion) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -152,10 +151,10 @@ class StepHistory(History):
             return None
         if len(content) != before.size:
             return None
-        slot = holding.new_slot()
         if entry.kind == "symlink":
-            os.symlink(content, str(slot).encode(), dir_fd=holding.descriptor)
+            slot = holding.new_symlink(content)
         else:
+            slot = holding.new_slot()
             with open(holding.create(slot), "wb") as file:
                 file.write(content)
         apply_metadata(holding.descriptor, str(slot), replace(entry.meta, mode=before.mode))

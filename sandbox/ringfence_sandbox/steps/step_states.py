@@ -195,7 +195,7 @@ class Differing:
             return None
         mode = found.st_mode
         link = link_number(found, self._device)
-        meta = Meta(stat.S_IMODE(mode), found.st_uid, found.st_gid, found.st_mtime_ns, link)
+        meta = Meta.of(found, link)
         if stat.S_ISREG(mode):
             return self._stored(path, meta, sha256)
         if stat.S_ISDIR(mode):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from ringfence_sandbox.disk.kernel import failpoint
+from ringfence_sandbox.disk.state import State
 
 COMMIT, TREE, BLOB = 1, 2, 3
 """Git's numbers for the types of objects."""
@@ -36,6 +37,14 @@ class Meta:
     mtime_ns: int
     link: int = 0
 
+    @classmethod
+    def of(cls, found: os.stat_result, link: int = 0) -> Meta:
+        return cls(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, found.st_mtime_ns, link)
+
+    @classmethod
+    def of_state(cls, state: State, link: int = 0) -> Meta:
+        return cls(state.mode, state.uid, state.gid, state.mtime_ns, link)
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -44,6 +53,11 @@ class Entry:
     kind: Kind
     meta: Meta
     oid: str | None = None
+
+    def as_state(self, size: int, inode: int) -> State:
+        """As an undo record has it. ``inode`` 0: it is a file that is to be made."""
+        meta = self.meta
+        return State(self.kind, meta.mode, meta.uid, meta.gid, meta.mtime_ns, size, inode)
 
     def same_content(self, other: Entry | None) -> bool:
         """Whether kind, bytes and permissions are the same; times, owners and links may differ."""

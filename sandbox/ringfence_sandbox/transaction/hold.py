@@ -46,13 +46,6 @@ class Hold:
     held: Holding | None
     make: Callable[[], Holding]
 
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        """The places of held files, with their inodes."""
-        if self.held is not None:
-            for place, found in self.held.entries():
-                if not stat.S_ISDIR(found.st_mode):
-                    yield place, found.st_ino
-
 
 class Holding:
     """An open holding directory."""
@@ -182,6 +175,21 @@ class Holding:
         """A descriptor of a new, empty file in a slot. ``mode`` saves who wants these permission bits setting them."""
         failpoint("create")
         return os.open(str(slot), _NEW, mode & 0o777, dir_fd=self.descriptor)
+
+    def new_symlink(self, target: bytes) -> int:
+        """The slot of a new symlink."""
+        slot = self.new_slot()
+        failpoint("symlink")
+        os.symlink(os.fsdecode(target), str(slot), dir_fd=self.descriptor)
+        return slot
+
+    def new_link(self, place: str) -> int:
+        """The slot of another name of what is at a place in the workspace."""
+        slot = self.new_slot()
+        failpoint("link")
+        with self._files.parent(place) as (at, name):
+            os.link(name, str(slot), src_dir_fd=at, dst_dir_fd=self.descriptor, follow_symlinks=False)
+        return slot
 
     def keep(self, place: str, directory: str) -> str | None:
         """Copy what is at a place in it, with all that is below, out to a host directory, so that it can be looked at.
