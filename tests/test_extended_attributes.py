@@ -87,6 +87,19 @@ def test_those_that_a_typed_change_and_somebody_have_set_meanwhile_come_back(roo
     assert attributes(root) == before
 
 
+def test_a_call_that_changed_files_before_a_program_has_those_of_directories_back(
+    root: Path, fs: HostFilesystem
+) -> None:
+    before = attributes(root)
+    with held_call(fs, call_id="outer") as outer:
+        fs.for_call(outer).write("d/f", "typed")
+        fs.for_call(outer).delete("d/e", recursive=True)
+        with held_call(fs, call_id="inner", parent=outer, opaque=True) as inner:
+            inner.commit()
+        assert outer.rollback().conflicts == ()
+    assert attributes(root) == before
+
+
 def test_a_new_file_in_the_place_of_another_has_none_of_its(root: Path, fs: HostFilesystem) -> None:
     with held_call(fs, opaque=True) as call:
         subprocess.run(["sh", "-ec", "mv a.txt new"], cwd=root, check=True)

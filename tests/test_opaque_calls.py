@@ -518,6 +518,8 @@ NESTED = {
     "the middle one of three calls goes back": "write a.txt => typed => write d/b.txt => delete d/e => typed => "
     "write late => opaque => ! rm -r d one late => commit => commit => rollback => "
     "! [ -e one ] && [ -e d/e/c.txt ] && [ ! -e late ] && grep -q by a.txt && ! grep -q by d/b.txt => write d/b.txt",
+    "links that were brought back before": "opaque => ! rm one d/two => rollback => write one => opaque => "
+    "! echo x > d/two => commit",
     "what was deleted before does not come back": "delete a.txt => delete d/e => opaque => opaque => "
     "! echo new > n; echo new > d/n => rollback => ! [ ! -e a.txt ] && [ ! -e d/e ] => commit",
     "a directory has its time back": "opaque => ! touch -r d ref; rm d/b.txt; touch -r ref d; rm ref => commit",
@@ -597,6 +599,106 @@ def test_programs_and_tools_in_calls_in_calls_are_all_rolled_back(root: Path, wo
     assert play(root, workspace.filesystem, NESTED[name]) == ()
     assert shape(root) == before
     assert [entry.kind for entry in workspace.log()] == ["baseline"]
+
+
+BESIDE: dict[str, tuple[str, Callable[[Path], object], dict[str, str], tuple[str, ...]]] = {
+    "a file that a tool wrote": ("write a.txt", lambda r: save(r / "a.txt"), {"a.txt": "person"}, ("a.txt",)),
+    "in a directory that a tool deleted": (
+        "delete d => write a.txt",
+        lambda r: save(r / "d/b.txt"),
+        {"d/b.txt": "person", "d/e/c.txt": "c\n"},
+        ("d", "d/b.txt"),
+    ),
+    "in a directory that a tool moved": (
+        "move d x",
+        lambda r: save(r / "x/b.txt"),
+        {"x/b.txt": "person", "d/b.txt": "b\n", "d/e/c.txt": "c\n"},
+        ("x/b.txt",),
+    ),
+    "where a tool moved a directory to": (
+        "move d/e E",
+        lambda r: (shutil.rmtree(r / "E"), save(r / "E/c.txt")),
+        {"E/c.txt": "person", "d/e/c.txt": "c\n"},
+        ("E/c.txt",),  # the new directory may have got the inode of the other one
+    ),
+    "where a tool moved a file to that it wrote anew": (
+        "move a.txt x => write a.txt",
+        lambda r: save(r / "x"),
+        {"x": "person", "a.txt": "one\r\ntwo\r\n"},
+        ("x",),
+    ),
+    "a file in the place of a directory": (
+        "write d/e/c.txt",
+        lambda r: (shutil.rmtree(r / "d/e"), save(r / "d/e")),
+        {"d/e": "person"},
+        ("d/e", "d/e/c.txt"),
+    ),
+    "a file in the place of a directory that a tool deleted": (
+        "delete d/e",
+        lambda r: save(r / "d/e"),
+        {"d/e": "person"},
+        ("d/e",),
+    ),
+    "another large file where a tool moved one away": (
+        "move d/big x",
+        lambda r: save(r / "d/big"),
+        {"d/big": "person", "x": "big\n" * 1000},
+        ("d/big",),
+    ),
+    "the hold removed": (
+        "write a.txt => delete d/b.txt",
+        lambda r: [shutil.rmtree(hold) for hold in r.glob(".ringfence-hold*")],
+        {"a.txt": "one\r\ntwo\r\n", "d/b.txt": "b\n"},
+        (),
+    ),
+}
+
+
+def save(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.with_name("new").write_text("person")
+    path.with_name("new").rename(path)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_somebody_does_between_a_tool_and_a_program_stays(root: Path, name: str, killed: bool) -> None:
+    """And nothing of before is lost: it is in its place, or kept."""
+    script, person, expected, conflicts = BESIDE[name]
+    everything = {
+        one.read_bytes() for one in root.rglob("*") if one.is_file() and not one.is_relative_to(root / "nested")
+    }
+    found: list[tuple[str, ...]] = []
+
+    def work(before: Callable[[str], None]) -> None:
+        with limited(root) as workspace, held_call(workspace.filesystem, call_id="outer") as outer:
+            files = workspace.filesystem.for_call(outer)
+            for line in script.split(" => "):
+                verb, *paths = line.split()
+                if verb == "write":
+                    files.write(paths[0], "typed")
+                elif verb == "delete":
+                    files.delete(paths[0], recursive=True)
+                else:
+                    files.move(*paths)
+            person(root)
+            with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
+                inner.commit()
+            before("the end")
+            found.append(outer.rollback().conflicts)
+
+    if killed:
+        assert killed_at(0, lambda before: work(lambda at: before(at) if at == "the end" else None))
+        with limited(root) as workspace:
+            assert workspace.recovered is not None
+            found.append(workspace.recovered.conflicts)
+    else:
+        work(lambda name: None)
+    assert {path: (root / path).read_bytes().decode() for path in expected} == expected
+    assert {*conflicts} <= {*found[0]}
+    assert bool(conflicts) == bool(found[0])
+    left = [one for top in (root, root.parent / "store/kept") for one in top.rglob("*") if one.is_file()]
+    assert everything <= {one.read_bytes() for one in left}
 
 
 def test_a_displaced_file_that_a_program_takes_is_in_its_step(root: Path, workspace: Workspace) -> None:

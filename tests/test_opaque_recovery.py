@@ -286,6 +286,25 @@ def test_a_large_file_that_a_rollback_restored_survives_a_kill(case: Case, opaqu
     assert met
 
 
+@pytest.mark.parametrize("script", ["mv A A2", "mkdir n; mv A B n", "mv A t; mv B A; mv t B", "mv A A2; echo x > A"])
+def test_large_files_of_one_size_and_time_are_told_apart(case: Case, script: str) -> None:
+    case.limits = ScanLimits(max_file_bytes=200)
+    case.fresh()
+    for name in ("A", "B"):
+        (case.root / name).write_text(name * 3000)
+        os.utime(case.root / name, ns=(10**18, 10**18))
+    case.before = shape(case.root)
+
+    def work(before: Before) -> None:
+        with case.open() as workspace, held_call(workspace.filesystem, opaque=True):
+            subprocess.run(["sh", "-ec", script], cwd=case.root, check=True)
+            before("the end")
+
+    assert killed_at(0, work)
+    assert case.recover().conflicts == ()
+    assert _differing(shape(case.root), case.before) == []
+
+
 def test_what_a_call_had_made_is_kept_when_recovery_takes_it_back(case: Case) -> None:
     killed_after(case, "echo call > n; echo call > a.txt")
     with case.open() as workspace:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeGuard
 
+from ringfence.filesystem.paths import directories_above
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.disk.confined import Confined, is_reserved, open_file, sha256_of
 from ringfence_sandbox.disk.kernel import free_bytes, set_mode, sync_filesystem
@@ -106,48 +107,55 @@ class Scans:
             left.pop(path, None)
             stamps.pop(path, None)
         theirs = {path for path, state in now.states.items() if state is not None and path not in first}
+        numbers = {state.meta.link for state in now.states.values() if state is not None}
         holding = {*all_above([*theirs, *left])}  # of somebody else, maybe in a directory that the call had made
         for path, state in first.items():
             if state is None:
                 if path not in holding:
                     states[path] = None
                 continue
+            place = places.get(state.inode)
+            here = self._look(place) if place is not None else None
             if state.kind == "directory":
                 states[path] = Entry("directory", Meta.of_state(state))
-                here = self._look(path)
-                if here is None or not stat.S_ISDIR(here.st_mode):  # what had gone of it before is gone
+                if place != path:  # what had gone of it before is gone
                     below = (f"{path}/{name}" for name in self.store.states.names(tip, path))
                     states |= dict.fromkeys(one for one in below if one not in first)
-                continue
-            here = self._look(path)
-            place = path if here is not None and here.st_ino == state.inode else places.get(state.inode, path)
-            here = self._look(place)
-            entry = None if here is None else self._first_entry(place, state, here)
-            if isinstance(entry, Entry):
-                states[path] = entry
             else:
-                states.pop(path, None)
-                mode = -1 if here is None else stat.S_IFMT(here.st_mode) | state.mode
-                left[path] = ExcludedFile(entry or "unreadable", state.inode, state.size, state.mtime_ns, mode)
-            if here is not None:
+                entry = self._first_entry(tip, path, state, place, here)
+                if isinstance(entry, Entry):
+                    states[path] = _with_known_link(entry, self.store.states.entry(tip, path), numbers)
+                else:
+                    states.pop(path, None)
+                    mode = -1 if here is None else stat.S_IFMT(here.st_mode) | state.mode
+                    left[path] = ExcludedFile(entry, state.inode, state.size, state.mtime_ns, mode)
+            if place is not None and here is not None:
                 stamps[path] = stamp_of(here)
                 with self._files.parent(place) as (at, name):
                     if extended := attributes_of(f"/proc/self/fd/{at}/{name}"):
                         attributes[path] = extended
-        return _Look(states, left, stamps, attributes)
+        no_directories = {path for path, state in states.items() if not is_directory(state)}
+        reachable = {path: one for path, one in states.items() if no_directories.isdisjoint(directories_above(path))}
+        return _Look(reachable, left, stamps, attributes)
 
-    def _first_entry(self, place: str, state: State, here: os.stat_result) -> Entry | Exclusion:
+    def _first_entry(
+        self, tip: str, path: str, state: State, place: str | None, here: os.stat_result | None
+    ) -> Entry | Exclusion:
         """What a path had at first, which is at a place now; or why no commit can have it."""
         if state.kind not in ("file", "symlink"):
             return "special file"
         if state.size > self.history.limits.max_file_bytes:
             return "too large"
+        known = self.store.states.entry(tip, path)
+        if place is None or here is None:  # nobody has it but the history, perhaps
+            is_same = known is not None and (known.kind, known.meta.mtime_ns) == (state.kind, state.mtime_ns)
+            return known if known is not None and is_same else "unreadable"
         try:
             oid = self.store.add_blob(self._files.read_content(place))
         except PermissionError:
             return "unreadable"
-        link = link_number(here, os.fstat(self._files.root).st_dev)
-        return Entry(state.kind, Meta.of_state(state, link), oid)
+        meta = Meta.of_state(state, link_number(here, os.fstat(self._files.root).st_dev))
+        return Entry(state.kind, replace(meta, mtime_ns=here.st_mtime_ns), oid)
 
     def _stored(self, tip: str, look: _Look, *, is_external: bool) -> tuple[str, PreparedStep | None]:
         """The commit that has a tree, and the objects of it, if it is not to be the newest one."""
@@ -184,22 +192,20 @@ class Scans:
         have it."""
         before = Before(commit, self._as_prepared(commit), self.history.known(commit)).with_more(more)
         after = self.after(before)
-        # A rollback within the call may have brought a large file back as a copy.
-        large = [after.stamps[path] for path, reason in after.found.excluded.items() if reason == "too large"]
-        copies = {(size, mtime_ns): inode for inode, size, mtime_ns, _ in large}
+        # A rollback within the call may have brought a large file back as a copy, which is nothing else's inode.
+        large = {after.stamps[path] for path, reason in after.found.excluded.items() if reason == "too large"}
+        known = {left.inode for left in before.left.values()}
+        copies = {(size, mtime_ns): inode for inode, size, mtime_ns, _ in large if inode not in known}
+        there = {inode for inode, _, _, _ in large}
         gone = {
             path: replace(left, inode=copies[left.size, left.mtime_ns])
             for path, left in before.left.items()
-            if left.reason == "too large" and (left.size, left.mtime_ns) in copies and not self._is_at(path, left)
+            if left.reason == "too large" and (left.size, left.mtime_ns) in copies and left.inode not in there
         }
         if gone:
             before.left = {**before.left, **gone}
             after = self.after(before)
         return before, after
-
-    def _is_at(self, path: str, left: ExcludedFile) -> bool:
-        here = self._look(path)
-        return here is not None and left.is_at(here)
 
     def after(self, before: Before) -> After:
         """Look at the tree again. What is new is stored, up to a bound and while there is space.
@@ -443,6 +449,14 @@ class Scans:
             return f"{found.st_size} bytes, sha256 {sha256_of(descriptor)}"
         finally:
             os.close(descriptor)
+
+
+def _with_known_link(entry: Entry, known: Entry | None, numbers: Set[int]) -> Entry:
+    """With the number of its group of links in the newest commit. A group that was restored has a new one, which a scan
+    does not tell of; ``numbers`` are those that it tells of."""
+    if known is None or not known.meta.link or entry.meta.link in (0, *numbers):
+        return entry
+    return known if replace(entry, meta=replace(entry.meta, link=known.meta.link)) == known else entry
 
 
 def _runs_as_owner(entry: Entry | None) -> TypeGuard[Entry]:

@@ -210,7 +210,19 @@ class TreeRollback:
                 if left.fits(here) or (is_reserved(place) and left.is_at(here)):
                     found[path] = left.inode
         self._restore.held = {inode: held[inode] for inode in held.keys() & {*found.values()}}
+        for place in [place for places in self._restore.held.values() for place in places]:
+            self._open_above(place)
         return found
+
+    def _open_above(self, place: str) -> None:
+        """Have what is in a held directory be taken out of it, if that could not be written."""
+        directory = place.rpartition("/")[0]
+        if os.geteuid() != 0 and "/" in directory:
+            with self._files.parent(directory) as (at, name):
+                mode = stat.S_IMODE(os.lstat(name, dir_fd=at).st_mode)
+                if mode & stat.S_IRWXU != stat.S_IRWXU:
+                    failpoint("chmod")
+                    set_mode(at, name, mode | stat.S_IRWXU)
 
     def _content(self, place: str) -> str | None:
         """The git object id of what a file has, or a link; None for what is neither, or may not be read."""
@@ -256,6 +268,8 @@ class TreeRollback:
 
     def _reopened(self, path: str, left: ExcludedFile) -> int | None:
         """The slot to which a file that the call has removed, and that is open, has come."""
+        if not self._kept_open.has(left):
+            return None
         try:
             slot = self._kept_open.brought_back(left, self._hold.make())
         except OSError as error:

@@ -265,6 +265,10 @@ class Scanner:
         self._found.files += len(fresh)
         there = set(fresh)
         below: dict[str, _Directory] = {}
+        folders = _decoded(before.directories()) if before is not None else set[str]()
+        replaced = folders & {name for name, now, _ in others if not stat.S_ISDIR(now.st_mode)} if folders else folders
+        for name in replaced:  # before anything is known of what is there now
+            self._cache.forget(prefix + name)
         for name, now, hidden in others:
             old = self._before(before, name)
             reason = self._refused(descriptor, name, prefix + name, now, hidden=hidden)
@@ -283,10 +287,9 @@ class Scanner:
             self._found.stamps[path] = stamp_of(status)
         if before is not None:
             # Not every filesystem gives a directory another stamp when a name in it comes or goes.
-            folders = _decoded(before.directories())
             gone = (folders | _decoded(before.names())) - there
             self._found.changes.update(dict.fromkeys((prefix + name for name in gone), None))
-            for name in gone | folders - below.keys():
+            for name in gone | folders - below.keys() - replaced:
                 self._cache.forget(prefix + name)
         if is_settled(status, self._clock):
             fresh[""] = stamp_of(status)

@@ -169,6 +169,7 @@ class Replay:
                 self.doubtful = True
             case {"opaque": str(commit)}:
                 self.base = commit, record.blob
+                self._add_conflicts(record.values)
             case {"restored": int()}:
                 self._add_conflicts(record.values)
                 replayed(self.epochs, record.values)

@@ -215,14 +215,11 @@ class Holding:
 
     def entries(self, *, below: bool = True) -> Iterator[tuple[str, os.stat_result]]:
         """What is held, directories before what is in them: places in the workspace, and what is there."""
-        waiting = [self.name]
+        waiting = [self.name] if self.is_in_place else []
         while waiting:
             place = waiting.pop()
             if place == self.name:  # opened anew: btrfs lists in an open directory only what was in it then
-                try:
-                    descriptor = os.open(".", _OPEN, dir_fd=self.descriptor)
-                except FileNotFoundError:  # somebody has removed it
-                    return
+                descriptor = os.open(".", _OPEN, dir_fd=self.descriptor)
             else:
                 descriptor = self._files.open_directory(place)
             try:

@@ -196,8 +196,7 @@ class Recovery:
         replay = self._replay
         was_removed = self._find_holding()
         if replay.base is not None:
-            report = self._go_to_base(call, *replay.base)
-            return self._rolled_back(call, report)
+            return self._rolled_back(call, self._go_to_base(call, *replay.base))
         if not was_removed and not replay.lost_power:
             self._keep_changes(call)
         self._spare_times()
@@ -215,11 +214,11 @@ class Recovery:
         report = restore.run(replay.epochs, on_undone=lambda count: self._log.note(restore.report.to_json(count)))
         if report.errors:
             raise RestoreFailedError([(error.filename or call[0], _with_advice(error)) for error in report.errors])
-        report.displaced |= replay.displaced
-        report.conflicts |= replay.conflicts
         return self._rolled_back(call, report)
 
     def _rolled_back(self, call: tuple[str, str], report: RestoreReport) -> Recovered:
+        report.displaced |= self._replay.displaced
+        report.conflicts |= self._replay.conflicts
         self._notes += report.notes
         if self._held is not None:
             self._notes += keep_conflicts(self._held, report, self._kept)

@@ -153,11 +153,12 @@ class Transactions:
         undo.find_holding()
         around = [savepoint for savepoint in undo.savepoints if savepoint.base is None]
         bases = self._opaque.begin([undo.first_states(savepoint) for savepoint in around], undo.held)
-        outermost = bases[0].before
-        if around[0].outermost:
-            undo.log.write({"opaque": outermost.commit}, blob=outermost.more())
+        first, before = around[0], bases[0].before
+        if first.outermost:
+            noted: dict[str, Json] = {"conflicts": [*first.conflicts], "displaced": {**first.displaced}}
+            undo.log.write({"opaque": before.commit, **noted}, blob=before.more())
         for savepoint, base in zip(around, bases, strict=True):
-            savepoint.base = base
+            savepoint.base, savepoint.position = base, 0
         undo.epochs = [Epoch()]
         undo.version += 1
         self._opaque.begun(bases)
@@ -278,6 +279,7 @@ class Transactions:
             self._note_restored(savepoint, report)
         else:
             notes, report = list[str](), self._go_to_base(savepoint, savepoint.base)
+            report.displaced |= savepoint.displaced
         self.undo.read_set.clear()
         self._compared = None
         if not report.moved:  # a later change of a path is the first one again: what is there may be somebody else's
@@ -323,10 +325,9 @@ class Transactions:
         return report
 
     def _note_restored(self, savepoint: Savepoint, report: RestoreReport) -> None:
-        for path in savepoint.before if self.undo.snapshots else ():
+        for path in savepoint.before if self.undo.snapshots or not savepoint.outermost else ():
             if path not in report.conflicts:
-                found = self.files.look(path)
-                self.undo.own[path] = None if found is None else State.of(found)
+                self.undo.found_again(path)
 
     def _add_conflicts(self, conflicts: set[str]) -> None:
         """Conflicts are those of the calls around, too, should they be rolled back; not where an opaque call has begun

@@ -52,6 +52,8 @@ class Savepoint:
     """Once an opaque call has begun, this or one within it: the tree to which it goes back, whatever has changed."""
     conflicts: set[str] = field(default_factory=set[str])
     """Where somebody else's was in the way of what was rolled back within it."""
+    displaced: dict[str, str] = field(default_factory=dict[str, str])
+    """Of conflicts that were found when the first opaque call in it began, where what was there before is held."""
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ class UndoLog:
         self.snapshots: weakref.WeakSet[SnapshotPoint] = weakref.WeakSet()
         self.running: RunningOperation | None = None
         self.own: dict[str, State | None] = {}
-        """What paths were given last, while a snapshot lives."""
+        """What paths were given last by calls."""
         self._store = store
 
     @property
@@ -256,8 +258,11 @@ class UndoLog:
                     self.log.note(UndoRecord(path, record.before).to_json())
 
     def first_states(self, savepoint: Savepoint) -> dict[str, State | None]:
-        """What the paths were, and the directories that they are in, that calls have changed since a savepoint. What
-        somebody has saved over since is a conflict, and left out."""
+        """What the paths were, and the directories that they are in, that calls have changed since a savepoint.
+
+        Where there is not what the call has left, somebody else's is: it is a conflict, and left out, and so is what
+        was there before, wherever it is now.
+        """
         first = {**savepoint.before}
         for epoch in reversed(self.epochs[savepoint.position :]):
             for path, record in epoch.records.items():
@@ -266,11 +271,26 @@ class UndoLog:
                     continue
                 if known.inode == before.inode:  # not a directory that has got the name since
                     first[path] = before
-        for path, state in self.read_set.left.items():
-            if path in first and not self.read_set.is_left(path, state, self.files.look(path)):
+        found = {path: self.files.look(path) for path in first}
+        held = self.held.inodes(below=True) if self.held is not None else {}
+        stays: set[int] = set()
+        for path, here in found.items():
+            before = first[path]
+            if path in savepoint.before:
+                is_left = self.read_set.is_left(path, self.own.get(path), here)
+            else:
+                assert before is not None, "a directory was there"
+                is_left = here is not None and stat.S_ISDIR(here.st_mode)
+                if here is not None:  # only its time is the call's
+                    first[path] = replace(State.of(here), mtime_ns=before.mtime_ns)
+            if not is_left:
                 savepoint.conflicts.add(path)
                 del first[path]
-        return first
+                if before is not None:
+                    stays.add(before.inode)
+                    for place in held.get(before.inode, ()):
+                        savepoint.displaced[path] = place
+        return {path: state for path, state in first.items() if (one := found[path]) is None or one.st_ino not in stays}
 
     def position(self) -> int:
         """How many epochs there are; what is logged from now on belongs to another one."""
@@ -293,13 +313,20 @@ class UndoLog:
             self.read_set.left.pop(record.path, None)
             if not number:
                 epoch.records.pop(record.path, None)
+            self.found_again(record.path)
         for states, path in operation.first:
             states.pop(path, None)
+            self.found_again(path)
         self.read_set.left |= operation.left
         self.version += 1
         if self.held is not None and not (report.conflicts or report.errors):
             self.held.discard(operation.slots)
         return report
+
+    def found_again(self, path: str) -> None:
+        """What a path had before it was changed is there again."""
+        found = self.files.look(path)
+        self.own[path] = None if found is None else State.of(found)
 
     def close(self) -> None:
         """Remove the holding directory, unless something in it would not go: then the next opening has to find it."""
