@@ -168,7 +168,7 @@ def test_a_call_killed_anywhere_is_undone_or_done(case: Case, name: str) -> None
     change = CALLS[name]
     after = case.after(change)
     outcomes: set[str] = set()
-    for point in kill_points(9 if name == "everything" else 2):
+    for point in kill_points(9 if name == "everything" else 5):
         case.fresh()
         if not killed_at(point, case.committed(change)):
             break
@@ -190,7 +190,7 @@ def test_a_call_killed_anywhere_is_undone_or_done(case: Case, name: str) -> None
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_rollback_killed_anywhere_is_completed(case: Case, name: str) -> None:
-    for point in kill_points(11 if name == "everything" else 2):
+    for point in kill_points(9 if name == "everything" else 5):
         case.fresh()
         killed = killed_at(point, case.rolled_back(CALLS[name]))
         with case.open() as fs:

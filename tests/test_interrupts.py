@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import sys
@@ -161,6 +162,7 @@ def interrupted_at(line: int, work: Callable[[], object]) -> bool:
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # what else is left to be collected would be traced, too
     try:
         sys.settrace(trace)
         work()
@@ -168,6 +170,7 @@ def interrupted_at(line: int, work: Callable[[], object]) -> bool:
         return True
     finally:
         sys.settrace(before)
+        gc.enable()
     return False
 
 
