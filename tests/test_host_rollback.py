@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -391,6 +392,27 @@ def test_a_snapshot_restores_own_changes_and_leaves_others(root: Path, fs: HostF
     assert {path: (one.lasting, one.mtime_ns) for path, one in now.items()} == {
         path: (one.lasting, one.mtime_ns) for path, one in before.items()
     }
+
+
+def test_snapshots_know_the_bits_of_the_root(root: Path, fs: HostFilesystem) -> None:
+    before = fs.snapshot()
+    fs.write("n", "new")  # which changes the time of the root, too
+    fs.chmod("", 0o700)
+    after = fs.snapshot()
+    for snapshot, mode in ((before, 0o755), (after, 0o700), (before, 0o755)):
+        fs.restore(snapshot)
+        assert stat.S_IMODE(root.stat().st_mode) == mode
+
+
+def test_a_chmod_does_not_take_what_somebody_has_written_for_the_calls(root: Path, fs: HostFilesystem) -> None:
+    with held_call(fs) as call:
+        fs.for_call(call).write("n", "the call's")
+        with (root / "n").open("w") as file:
+            file.write("a person's, and longer")
+        with pytest.raises(OSError, match="changed by somebody else"):
+            fs.for_call(call).chmod("n", 0o600)
+        assert call.rollback().conflicts == ("n",)
+    assert (root / "n").read_text() == "a person's, and longer"
 
 
 def test_a_snapshot_makes_a_removed_directory_anew_around_the_very_files(root: Path, fs: HostFilesystem) -> None:

@@ -132,6 +132,7 @@ class Edits:
                 with self._files.parent(found.place) as (at, name):
                     self._replace(at, name, found.place, found.stat, b"", append=True, mode=mode)
                 return
+            self._read_set.check(found.place, found.stat, read=False)
             after = replace(State.of(found.stat, self._undo.written.hash_of(found.stat)), mode=mode)
             self._undo.touch(found.place, found.stat, after)
             with self._files.parent(found.place) as (at, name):

@@ -380,6 +380,16 @@ def test_a_new_time_alone_is_no_save() -> None:
         assert (top / "root/a").read_text() == "second\n"
 
 
+@example(
+    Case(
+        (("write", "a"), ("write", "n/a"), ("write", "a"), ("chmod", "n/a")),
+        "commit",
+        18,
+        (Edit(14, "n/a", "in place", 0),),
+        (),
+        0,
+    )
+)
 @example(Case((("write", "n/o/b"), ("write", "n/a")), "commit", 200, (Edit(3, "n/a", "in place", 0),), (), 0))
 @example(
     Case((("delete", "a"), ("mkdir", "a"), ("write", "a/b")), "commit", 200, (Edit(9, "a/b", "replace", 0),), (), 0)

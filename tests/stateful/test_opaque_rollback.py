@@ -226,7 +226,8 @@ class OpaqueRollback(RuleBasedStateMachine):
         changed = {change.path for change in one.call.changed()}
         if one.call.opaque:
             visible = {path for path in now.keys() | one.before.keys() if _seen(now, path) != _seen(one.before, path)}
-            assert changed == visible
+            again = {*_special(now)} & {*_special(one.before)}  # another pipe in the place of one looks like that
+            assert changed - again == visible - again
         step = one.call.commit()
         assert shape(self.root) == now
         one.call.release()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -217,7 +218,7 @@ class Scans:
         keeper = _Keeper(self.store, before.room)
         found = self.history.scan(before.commit, keeper.keep, hides=self._hidden_before(before))
         keeper.flush()
-        differing = self._without_lost_names(before, sorted(self._differing(before, found), key=lambda one: one.path))
+        differing = self._without_outer_names(before, sorted(self._differing(before, found), key=lambda one: one.path))
         self.history.stand_for(before.commit, [*differing, *(Difference(path, None, None) for path in found.excluded)])
         return After(found, differing)
 
@@ -289,21 +290,25 @@ class Scans:
                     if name != path and not self._went_before(before, name):
                         yield Difference(name, entry, None)
 
-    def _without_lost_names(self, before: Before, differing: Sequence[Difference]) -> Sequence[Difference]:
-        """Without files that have only lost a name outside of the tree, which no rollback can give back."""
+    def _without_outer_names(self, before: Before, differing: Sequence[Difference]) -> Sequence[Difference]:
+        """Without files that have only lost or got a name outside of the tree, or in the hold."""
 
-        def only_names(old: Entry | None, now: Entry | None) -> TypeGuard[Entry]:
-            if old is None or now is None or not old.meta.link:
+        def link_of(old: Entry | None, now: Entry | None) -> int | None:
+            """The number of a file's group of links before, where only that differs."""
+            if old is None or now is None or old != replace(now, meta=replace(now.meta, link=old.meta.link)):
+                return None
+            return old.meta.link
+
+        links = [link_of(old, now) for _, old, now in differing]
+        names = self.store.states.linked(before.commit, {link for link in links if link})
+        groups = Counter(now.meta.link for _, _, now in differing if now is not None)
+
+        def is_alone(item: Difference, link: int | None) -> bool:
+            if link is None or item.after is None:
                 return False
-            return old == replace(now, meta=replace(now.meta, link=old.meta.link))
+            return len(names[link]) == 1 if link else groups[item.after.meta.link] == 1
 
-        numbers = {old.meta.link for _, old, now in differing if only_names(old, now)}
-        names = self.store.states.linked(before.commit, numbers)
-        return [
-            item
-            for item in differing
-            if not (only_names(item.before, item.after) and len(names[item.before.meta.link]) == 1)
-        ]
+        return [item for item, link in zip(differing, links, strict=True) if not is_alone(item, link)]
 
     def _went_before(self, before: Before, path: str) -> bool:
         """Whether what the commit has of a path had gone before the call: it was in a directory, in the place of which

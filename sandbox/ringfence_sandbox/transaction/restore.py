@@ -610,7 +610,7 @@ class _EpochRestore:
         if stat.S_IMODE(found.st_mode) != mode:
             self._set_mode(path, found, mode)
         if found.st_mtime_ns != wanted.mtime_ns:
-            self._touch(path, found, replace(State.of(found), mtime_ns=wanted.mtime_ns))
+            self._touch(path, found, replace(State.of(found), mode=mode, mtime_ns=wanted.mtime_ns))
             with self._files.parent(path) as (at, name):
                 failpoint("utime")
                 try:
