@@ -152,6 +152,16 @@ def test_an_undo_and_a_restore_leave_paths_that_are_too_long_and_do_the_rest(roo
         (root / "a.txt").unlink()
 
 
+def test_an_undo_brings_the_two_names_of_one_link_back(root: Path, workspace: Workspace) -> None:
+    os.link(root / "d/link", root / "again", follow_symlinks=False)
+    with held_call(workspace.filesystem, opaque=True) as call:
+        sh(root, "rm d/link again")
+        call.commit()
+    workspace.undo()
+    assert os.readlink(root / "again") == "../a.txt"
+    assert (root / "again").lstat().st_ino == (root / "d/link").lstat().st_ino
+
+
 def test_a_directory_too_deep_to_be_taken_in_goes_where_a_file_was(root: Path, files: HostFilesystem) -> None:
     deep = root.joinpath(*["d"] * 254)
     deep.mkdir(parents=True)

@@ -151,12 +151,12 @@ class TreeWriter:
         assert entry.oid is not None, "a file has an object id"
         other = self._other_name(path, entry, in_place)
         holding = self._transactions.undo.holding
+        if other is not None:
+            return holding.new_link(other)
         if entry.kind == "symlink":
             slot = holding.new_symlink(self._content(entry.oid))
             self._apply_metadata(path, slot, entry)
             return slot
-        if other is not None:
-            return holding.new_link(other)
         slot = holding.new_slot()
         content = self._content(entry.oid)
         descriptor = holding.create(slot)
