@@ -13,13 +13,7 @@ from ringfence_sandbox.disk.kernel import Renames, birth_ns
 from ringfence_sandbox.disk.state import Json, State
 from ringfence_sandbox.opaque.heartbeat import GRACE_NS, Heartbeat
 from ringfence_sandbox.opaque.scans import Scans
-from ringfence_sandbox.opaque.states import (
-    Aborted,
-    After,
-    Before,
-    KeptOpen,
-    is_only_time,
-)
+from ringfence_sandbox.opaque.states import Aborted, After, Before, KeptOpen, is_only_time
 from ringfence_sandbox.opaque.tree_rollback import Judge, TreeRollback
 from ringfence_sandbox.scan.scan import clock_ahead_ns
 from ringfence_sandbox.store.entries import Difference, Entry, is_directory
