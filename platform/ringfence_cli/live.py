@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from threading import Timer
 from time import monotonic
-from types import TracebackType
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -91,9 +90,7 @@ class View(RunWatcher):
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._running = False
         for running in self._calls.values():
             if running.timer is not None:

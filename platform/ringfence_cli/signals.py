@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ class Signals:
         _entered.append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self in _entered:  # else this is a child
             _entered.remove(self)
         sys.unraisablehook = self._unraisable

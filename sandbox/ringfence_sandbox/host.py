@@ -59,7 +59,6 @@ from ringfence_sandbox.transaction.recovery import Recovered
 from ringfence_sandbox.transaction.undo_log import Savepoint, SnapshotPoint
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from ringfence.filesystem.hidden import HiddenContent, HiddenFiles
@@ -160,9 +159,7 @@ class HostFilesystem(Transactional):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

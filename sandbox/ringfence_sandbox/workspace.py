@@ -49,7 +49,6 @@ from ringfence_sandbox.transaction.interrupted_calls import (
 from ringfence_sandbox.tree_writer import TreeWriter
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from ringfence.filesystem.hidden import HiddenFiles
@@ -210,9 +209,7 @@ class Workspace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

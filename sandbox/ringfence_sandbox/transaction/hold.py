@@ -16,16 +16,12 @@ import stat
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.disk.confined import HOLDING_PREFIX, Confined, open_file
 from ringfence_sandbox.disk.kernel import abilities, failpoint, lstat, open_within, set_mode
 from ringfence_sandbox.disk.places import state_directory_of
 from ringfence_sandbox.disk.state import Json, State
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -420,8 +416,6 @@ class ChangedDirectory:
         self._times.before(self._at)
         return self._at, name
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._times.after(self._at)
-        self._parent.__exit__(kind, error, trace)
+        self._parent.__exit__()
