@@ -197,6 +197,18 @@ def test_steps_that_moved_a_name_of_a_file_with_others_are_undone_together(root:
     assert shape(root) == before
 
 
+def test_steps_that_parted_two_names_of_a_file_one_after_the_other_are_undone_together(
+    root: Path, workspace: Workspace
+) -> None:
+    before = shape(root)
+    call(workspace, lambda fs: fs.chmod("a.txt", 0o600))
+    call(workspace, lambda fs: fs.delete("d/same"))
+    workspace.look()
+    call(workspace, lambda fs: fs.move("d/e/too", "a"))
+    workspace.undo(3)
+    assert shape(root) == before
+
+
 def test_a_sparse_file_comes_back_without_its_holes(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

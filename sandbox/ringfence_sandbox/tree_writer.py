@@ -36,6 +36,8 @@ class TreeWriter:
         self._wanted: Mapping[str, Entry | None] = {}
         self._names: dict[int, list[str]] = {}
         """By link number, all paths that are to be names of one file."""
+        self._numbers: dict[str, int] = {}
+        """Of these paths the numbers."""
 
     def write(
         self, wanted: Mapping[str, Entry | None], before: Iterable[str] = (), *, whole: str | None = None
@@ -135,6 +137,7 @@ class TreeWriter:
         for commit in before if numbers else ():
             for number, paths in self._states.linked(commit, numbers).items():
                 self._names[number] = sorted({*self._names.get(number, ()), *paths})
+                self._numbers |= dict.fromkeys(paths, number)
 
     def _holds_more(self, path: str) -> bool:
         """Whether a directory stays because of what is in it."""
@@ -176,8 +179,10 @@ class TreeWriter:
         return slot
 
     def _other_name(self, path: str, entry: Entry, in_place: Callable[[str], bool]) -> str | None:
-        """Another name of what is to be one file with this path."""
-        for other in self._names.get(entry.meta.link, ()) if entry.meta.link else ():
+        """Another name of what is to be one file with this path. It has no number where a step had given the others
+        another file before it changed itself."""
+        number = entry.meta.link or self._numbers.get(path, 0)
+        for other in self._names.get(number, ()):
             if other == path:
                 continue
             there = self._wanted.get(other, self._states.entry(self._now, other))
