@@ -369,6 +369,10 @@ def test_a_part_suffices_for_edits_moves_and_removals(executor: ToolExecutor, fi
     assert "only a part of f" in refused(executor, "move", source="g", target="f")
     call(executor, "move", source="f", target="h")
     assert "only a part of h" in refused(executor, "write_file", file_path="h", content="x")
+    call(executor, "write_file", file_path="there", content="x")
+    call(executor, "move", source="h", target="there")
+    assert "only a part of there" in refused(executor, "write_file", file_path="there", content="x")
+    call(executor, "move", source="there", target="h")
     call(executor, "apply_patch", patch="--- a/h\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-1\n-2\n")
     call(executor, "write_file", file_path="g", content="all of it was read\n")
 

@@ -177,7 +177,8 @@ class ReadBeforeWritePolicy(BasePolicy):
 
         answered_for = (call.answered_for or {}).get(lock, ())
         left: dict[str, str | None] = {}
-        unread = moved_part = False
+        moved_parts = set[str]()
+        unread = False
         for change in call.changes[lock]:
             path, before, after = change.path, change.before, change.after
             was = None if before is None else before.content_hash
@@ -190,7 +191,8 @@ class ReadBeforeWritePolicy(BasePolicy):
             if (read := known_as(was, path)) is not None:
                 if read != was and now is not None:
                     left[path] = f"{now} "
-                moved_part |= read != was and now is None
+                if read != was and now is None:
+                    moved_parts.add(was)
                 continue
             if declared and (path, was) not in answered_for:
                 message = "was not as it had been read when this call changed it; nothing is changed, read it again"
@@ -198,9 +200,11 @@ class ReadBeforeWritePolicy(BasePolicy):
             unread = True
         if unread:
             return {path: now and known_as(now.rstrip(), path) for path, now in left.items()}
-        if moved_part:  # to any of the files that are new
+        if moved_parts:  # to any of the files that are new, or in the place of another with this content
             new = {change.path for change in call.changes[lock] if change.before is None}
-            return {path: f"{now} " if now and path in new else now for path, now in left.items()}
+            return {
+                path: f"{now} " if now and (path in new or now in moved_parts) else now for path, now in left.items()
+            }
         return left
 
 
