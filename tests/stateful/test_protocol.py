@@ -344,13 +344,14 @@ class Exploration:
             self.place.run(program, end, kill)
         self.describe(kill, after)
 
-    def recover(self, kill: Kill, case: object, second: Kill | None = None) -> None:
+    def recover(self, kill: Kill, case: tuple[object, ...], second: Kill | None = None) -> None:
         """Recover, and look whether all is as before the call, or as after it."""
         place, found = self.place, kill.found
         assert found is not None
         match kill.log:
             case "no call":
-                alike = [one for one in (place.before, kill.after) if one and found.tree | {"": one[""]} == one]
+                ends = (kill.after, place.before) if "commit" in case else (place.before, kill.after)
+                alike = [one for one in ends if one and found.tree | {"": one[""]} == one]
                 assert alike, case
                 expected = alike[0]  # with the time of the root that it has once the hold is removed
             case "a committed call":
