@@ -232,6 +232,7 @@ def test_one_that_a_finalizer_swallows_is_not_lost(capfd: pytest.CaptureFixture[
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("lets_through", [True, False])
 def test_a_child_that_a_tool_forks_is_ended_by_a_signal_as_ever(number: signal.Signals, lets_through: bool) -> None:
+    signal.signal(number, signal.SIG_DFL)  # Ray leaves a handler of its own in the process of an earlier test
     with Signals() as signals, signals.let_through() if lets_through else nullcontext():
         child = os.fork()
         if child == 0:  # as a worker of multiprocessing, which waits for its end
