@@ -189,10 +189,10 @@ class ReadBeforeWritePolicy(BasePolicy):
             if was is None:
                 continue
             if (read := known_as(was, path)) is not None:
-                if read != was and now is not None:
-                    left[path] = f"{now} "
                 if read != was and now is None:
                     moved_parts.add(was)
+                elif read != was:
+                    left[path] = f"{now} "
                 continue
             if declared and (path, was) not in answered_for:
                 message = "was not as it had been read when this call changed it; nothing is changed, read it again"
