@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def test_a_python_project_with_a_compiled_wheel_runs_its_tests(project: Path, po
             "    assert tiny._speedups.__file__.endswith('.so')\n",
         },
     )
-    lock(project, "uv", "lock", "--quiet")
+    lock(project, str(Path(sys.executable).with_name("uv")), "lock", "--quiet")
     done = ringfence_text("sandbox", "build", project)
     assert done.returncode == 0, done
     assert done.stdout.startswith("localhost/ringfence-project:")
