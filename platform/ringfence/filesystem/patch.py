@@ -14,13 +14,16 @@ REGULAR, EXECUTABLE, SYMLINK = 0o100644, 0o100755, 0o120000
 """The modes of files in git."""
 
 LineKind = Literal[" ", "-", "+"]
-EACH_LINE = "each line of a hunk begins with ' ' (stays), '-' (goes) or '+' (comes)"
 MAX_LISTED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """Context lines, old lines and new lines, each with its line end. A last line may have no line end."""
+    """Context lines, old lines and new lines, each with its line end.
+
+    Only the last old and the last new line may have none. This says that the file ends there without a newline. A hunk
+    whose lines all have one says nothing about the end of the file.
+    """
 
     header: str
     start: int | None
@@ -30,8 +33,6 @@ class Hunk:
     """Lines of the file that stand above the hunk, in order. Blanks around them do not count."""
     at_end: bool = False
     """Whether the hunk's last old line is the last line of the file."""
-    marks_end: bool = True
-    """Whether the hunk marks a missing final newline. Otherwise the end of the file stays unchanged."""
 
     @property
     def old(self) -> list[bytes]:
@@ -40,6 +41,11 @@ class Hunk:
     @property
     def new(self) -> list[bytes]:
         return [line for kind, line in self.lines if kind != "-"]
+
+    @property
+    def marks_end(self) -> bool:
+        """Whether the hunk says that the file ends without a newline, before or after it."""
+        return any(not line.endswith(b"\n") for _, line in self.lines)
 
     @property
     def index(self) -> int:
@@ -71,10 +77,6 @@ class FilePatch:
 
     def count(self, kind: LineKind) -> int:
         return sum(one == kind for hunk in self.hunks for one, _ in hunk.lines)
-
-
-def bad_line(at: int, words: str) -> ValueError:
-    return ValueError(f"line {at + 1} of the patch: {words}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +114,18 @@ def _apply_hunks(content: bytes, hunks: Sequence[Hunk]) -> Patched:
     """Apply all hunks, or none of them if there are problems.
 
     Every old line must match, at its place or shifted as little as possible. Line ends are the only difference that is
-    allowed: a hunk with ``\\n`` fits a file with ``\\r\\n``. The file's line ends then stay, and new lines get them.
-    A byte order mark stays unless the hunks have one.
+    allowed: a hunk with ``\\n`` fits a file with ``\\r\\n``, or one with ``\\r`` alone. The file's line ends then stay,
+    and new lines get them. A byte order mark stays unless the hunks have one.
     """
-    if content.startswith(BOM_UTF8) and not any(BOM_UTF8 in line for hunk in hunks for _, line in hunk.lines):
+    lines = [line for hunk in hunks for _, line in hunk.lines]
+    if content.startswith(BOM_UTF8) and not any(BOM_UTF8 in line for line in lines):
         patched = _apply_hunks(content.removeprefix(BOM_UTF8), hunks)
         return replace(patched, content=BOM_UTF8 + patched.content if patched.content or patched.problems else b"")
-    file = _File(content)
-    parts: list[bytes] = []
+    if b"\r" in content and b"\n" not in content and not any(b"\r" in _bare(line) for line in lines):
+        patched = _apply_hunks(content.replace(b"\r", b"\n"), hunks)
+        return replace(patched, content=patched.content.replace(b"\r\n", b"\n").replace(b"\n", b"\r"))
+    file = _File(content, patch_has_cr=any(b"\r" in line for line in lines))
+    result = _Result(file)
     shifts: list[int] = []
     problems: list[str] = []
     end, drift = 0, 0
@@ -132,11 +138,13 @@ def _apply_hunks(content: bytes, hunks: Sequence[Hunk]) -> Patched:
         if hunk.start is not None:
             drift = at - hunk.index
         shifts.append(drift if hunk.start is not None else 0)
-        parts += (*file.lines[end:at], *file.replaced(hunk, at))
+        result.keep(end, at)
+        result.put(hunk, at)
         end = at + len(hunk.old)
     if problems:
         return Patched(content, problems=tuple(problems))
-    return Patched(b"".join((*parts, *file.lines[end:])), tuple(shifts))
+    result.keep(end, len(file.lines))
+    return Patched(result.join(), tuple(shifts))
 
 
 def split_lines(content: bytes) -> list[bytes]:
@@ -157,10 +165,13 @@ def _count_lines(lines: Sequence[bytes]) -> str:
 class _File:
     """The lines of a file. It finds the places that hunks fit."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, *, patch_has_cr: bool) -> None:
         self.lines = split_lines(content)
+        self.end = line_end_at(content, len(content)) if b"\n" in content else b""
+        """The last line end of the file, or b"" if it has none."""
+        # A patch without any \r says nothing about the line ends of a file that has only \r\n.
+        self._ends_are_own = not patch_has_cr and 0 < content.count(b"\n") == content.count(b"\r\n")
         self._bare = [_bare(line) for line in self.lines]
-        self._end = line_end_at(content, len(content))
         self._places: dict[bytes, list[int]] = defaultdict(list)
         for at, line in enumerate(self._bare):
             self._places[line].append(at)
@@ -175,10 +186,12 @@ class _File:
                 return len(self.lines)
             if not hunk.anchors:
                 raise ValueError("only adds lines, and nothing shows where: quote lines around them as well")
+            if hunk.marks_end and after < len(self.lines):
+                raise ValueError(f"ends the file at line {after}, but the file has {_count_lines(self.lines)}")
             return after
         places = self._fitting(hunk)
-        if hunk.at_end:
-            places = [at for at in places if at + len(old) == len(self.lines)]
+        if places and (hunk.at_end or hunk.marks_end):
+            places = [self._last(hunk, places)]
         allowed = sorted((at for at in places if at >= after), key=lambda at: (abs(at - expected), at))
         if not places:
             raise ValueError(self._describe_misfit(hunk, expected))
@@ -203,44 +216,45 @@ class _File:
         raise ValueError(f"is below a line that is not in the file, or not below the hunk before it:\n{named}")
 
     def _fitting(self, hunk: Hunk) -> list[int]:
-        """Return the indices at which the old lines match exactly, or else match apart from line ends, in order."""
-        old = hunk.old
-        bare = [_bare(line) for line in old]
+        """Return the indices at which the old lines match apart from line ends, in order."""
+        bare = [_bare(line) for line in hunk.old]
         rarest = min(range(len(bare)), key=lambda i: len(self._places.get(bare[i], ())))
-        exact: list[int] = []
-        loose: list[int] = []
-        for place in self._places.get(bare[rarest], ()):
-            at, end = place - rarest, place - rarest + len(old)
-            if at < 0 or self._bare[at:end] != bare:
-                continue
-            if self.lines[at:end] == old:
-                exact.append(at)
-            elif not hunk.marks_end or self.lines[end - 1].endswith(b"\n") == old[-1].endswith(b"\n"):
-                loose.append(at)
-        return exact or loose
+        starts = [place - rarest for place in self._places.get(bare[rarest], ()) if place >= rarest]
+        return [at for at in starts if self._bare[at : at + len(bare)] == bare]
+
+    def _last(self, hunk: Hunk, places: Sequence[int]) -> int:
+        """Return the place at the end of the file. Raises ValueError if the hunk does not end as the file does."""
+        at = len(self.lines) - len(hunk.old)
+        if at not in places:
+            said = "it belongs at the end of the file" if hunk.at_end else "the file ends after it without a newline"
+            raise ValueError(f"does not fit: the patch says that {said}, but its lines are at line {places[0] + 1}")
+        if self.lines[-1].endswith(b"\n") and not hunk.old[-1].endswith(b"\n"):
+            raise ValueError(
+                f"does not fit: line {len(self.lines)} ends with a newline, the patch says that it has none"
+            )
+        return at
 
     def replaced(self, hunk: Hunk, at: int) -> list[bytes]:
         """Return the lines that replace the hunk's old lines. A hunk with other line ends gets the file's line ends."""
-        if hunk.marks_end and self.lines[at : at + len(hunk.old)] == hunk.old:
-            return hunk.new
+        exact = self._has_ends(hunk, at)
         result: list[bytes] = []
-        end = _end(self.lines[at]) if at < len(self.lines) else b""
-        end = end or self._end
+        end = (_end(self.lines[at]) if at < len(self.lines) else b"") or self.end
         for kind, line in hunk.lines:
             if kind == "+":
-                result.append(_bare(line) + end if line.endswith(b"\n") else line)
+                result.append(line if exact or not line.endswith(b"\n") else _bare(line) + end)
                 continue
             own = self.lines[at]
             at += 1
             end = _end(own) or end
             if kind == " ":
                 result.append(own)
-        if at == len(self.lines) and at and not hunk.marks_end and not _end(self.lines[-1]):
-            if not hunk.old:  # the line before the new ones has no end
-                result[0] = end + result[0]
-            if result:
-                result[-1] = _bare(result[-1])
         return result
+
+    def _has_ends(self, hunk: Hunk, at: int) -> bool:
+        """Whether the hunk's old lines have the line ends of the file, so that those of its new lines are meant."""
+        pairs = [(_end(own), _end(line)) for own, line in zip(self.lines[at:], hunk.old, strict=False)]
+        known = [own == given for own, given in pairs if own and given]
+        return all(known) if known else not self._ends_are_own
 
     def _describe_misfit(self, hunk: Hunk, expected: int) -> str:
         misfit = f"does not fit, expected at line {expected + 1}:" if hunk.start is not None else "does not fit:"
@@ -249,12 +263,7 @@ class _File:
         if best is None:
             return f"{misfit} none of its old lines is in the file, which has {_count_lines(self.lines)}"
         start, same = best
-        at = next((at for at, line in enumerate(wanted, start) if self._bare[at : at + 1] != [line]), None)
-        if at is None:  # all matches except for the end of the last line
-            if hunk.old[-1].endswith(b"\n"):
-                marker = "'\\ No newline at end of file'"
-                return f"{misfit} the last line of the file has no newline: the patch needs {marker} after it"
-            return f"{misfit} line {start + len(wanted)} ends with a newline, the patch says that it has none"
+        at = next(at for at, line in enumerate(wanted, start) if self._bare[at : at + 1] != [line])
         line = wanted[at - start].decode(errors="replace")
         found, differ = "the end of the file", ""
         if at < len(self._bare):
@@ -263,6 +272,47 @@ class _File:
         nearest = f"the nearest place is line {start + 1} ({same} of {sum(map(bool, wanted))} lines the same)"
         words = f"{misfit} {nearest}, where line {at + 1} is\n{found}\nand the patch has\n{quote_line(line)}"
         return f"{words} (they differ in {differ})" if differ else words
+
+
+class _Result:
+    """The lines of a file after its hunks. No two of them are ever joined."""
+
+    def __init__(self, file: _File) -> None:
+        self._file = file
+        self._lines: list[bytes] = []
+        self._last_is_new = False
+        self._newline: bool | None = None
+        """Whether the file ends with a newline, if a hunk says it."""
+
+    def keep(self, start: int, end: int) -> None:
+        if start < end:
+            self._lines += self._file.lines[start:end]
+            self._last_is_new = False
+
+    def put(self, hunk: Hunk, at: int) -> None:
+        kinds = [kind for kind, _ in hunk.lines if kind != "-"]
+        if kinds:
+            self._lines += self._file.replaced(hunk, at)
+            self._last_is_new = kinds[-1] == "+"
+        if hunk.marks_end:
+            self._newline = not hunk.new or hunk.new[-1].endswith(b"\n")
+
+    def join(self) -> bytes:
+        """Return the file. Without a mark, a new last line ends as the old one did, and one that stays is unchanged."""
+        lines, old = self._lines, self._file.lines
+        if not lines:
+            return b""
+        newline = self._newline
+        if newline is None and self._last_is_new and old:
+            newline = old[-1].endswith(b"\n")
+        above = self._file.end or next(filter(None, map(_end, lines)), b"\n")
+        for at, line in enumerate(lines):
+            if not line.endswith(b"\n") and (newline or at + 1 < len(lines)):
+                lines[at] = line + above
+            above = _end(lines[at]) or above
+        if newline is False:
+            lines[-1] = _bare(lines[-1])
+        return b"".join(lines)
 
 
 def _end(line: bytes) -> bytes:

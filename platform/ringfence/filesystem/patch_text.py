@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 
 from ringfence.filesystem.edits import utf8
-from ringfence.filesystem.patch import EACH_LINE, FilePatch, Hunk, LineKind, bad_line
+from ringfence.filesystem.hunk_text import EACH_LINE, KINDS, bad_line, is_no_newline, parse_hunk_lines
+from ringfence.filesystem.patch import FilePatch, Hunk
 from ringfence.filesystem.v4a import BEGIN, parse_v4a
 
 _GIT = b"diff --git "
 _END = b"\0"
 """The sentinel after the last line. No part of a patch begins with it."""
 
-_KINDS: dict[bytes, LineKind] = {b" ": " ", b"-": "-", b"+": "+", b"": " "}
 # No file has more lines than 18 digits count, and int() rejects very long numbers.
 _HUNK = re.compile(rb"@@ -(\d{1,18})(?:,(\d{1,18}))? \+(\d{1,18})(?:,(\d{1,18}))? @@")
 _EXTENDED = re.compile(
@@ -143,31 +143,26 @@ class _Parser:
             old, new = (1 if count is None else int(count) for count in (numbers[2], numbers[4]))
             end = self._after_counted(first + 1, old, new)
         self.at = self._after_uncounted(first + 1) if end is None else end
-        body: list[tuple[LineKind, bytes]] = []
-        for line in self.lines[first + 1 : self.at]:
-            if not line.startswith(b"\\"):
-                body.append((_KINDS[line[:1]], line[1:] + b"\n"))
-            elif body:
-                body[-1] = (body[-1][0], body[-1][1].removesuffix(b"\n"))
+        body = parse_hunk_lines(self.lines, first + 1, self.at)
         if not body:
             raise bad_line(first, f"this hunk has no lines: {EACH_LINE}")
         shown = (numbers[0] if numbers is not None else header[:60]).decode(errors="replace")
-        return Hunk(shown, int(numbers[1]) if numbers is not None else None, tuple(body))
+        return Hunk(shown, int(numbers[1]) if numbers is not None else None, body)
 
     def _after_counted(self, at: int, old: int, new: int) -> int | None:
         """The index after a hunk with these numbers of old and new lines. None if its lines do not fit the numbers."""
         while old > 0 or new > 0:
             kind = self._line(at)[:1]
-            if kind != b"\\":
-                if kind not in _KINDS:
+            if not is_no_newline(self._line(at)):
+                if kind not in KINDS:
                     return None
                 old -= kind != b"+"
                 new -= kind != b"-"
             at += 1
-        at += self._line(at).startswith(b"\\")
+        at += is_no_newline(self._line(at))
         # No more lines of this hunk may follow. "-- " begins the signature of a mail.
         following = self._not_blank(at)
-        more = self._line(following).startswith((b" ", b"-", b"+")) and self._line(following).rstrip() != b"--"
+        more = self._line(following).startswith((b" ", b"-", b"+", b"\\ ")) and self._line(following).rstrip() != b"--"
         return at if old == new == 0 and (not more or self._begins_file(following)) else None
 
     def _after_uncounted(self, at: int) -> int:
@@ -177,7 +172,7 @@ class _Parser:
             line = self.lines[at]
             if line.startswith((b"@@", b"diff ", b"Index: ", b"```", b"*** End")) or line == b"-- ":
                 break
-            if line[:1] not in _KINDS and not line.startswith(b"\\"):
+            if line[:1] not in KINDS and not is_no_newline(line):
                 raise bad_line(at, f"{EACH_LINE}; this one does not")
             at += 1
         while at > first and not self.lines[at - 1].strip():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringfence.filesystem.patch import EACH_LINE, FilePatch, Hunk, LineKind, bad_line
+from ringfence.filesystem.hunk_text import bad_line, is_no_newline, parse_hunk_lines
+from ringfence.filesystem.patch import FilePatch, Hunk
 
 BEGIN, END = b"*** Begin Patch", b"*** End Patch"
 _ADD, _DELETE, _UPDATE = b"*** Add File: ", b"*** Delete File: ", b"*** Update File: "
@@ -64,33 +65,28 @@ def _new_lines(lines: Sequence[bytes], at: int, end: int) -> tuple[Hunk, ...]:
     while end > at and (not lines[end - 1].strip() or lines[end - 1].rstrip() == _END_OF_FILE):
         end -= 1
     for number in range(at, end):
-        if not lines[number].startswith(b"+"):
+        if not lines[number].startswith(b"+") and not is_no_newline(lines[number]):
             raise bad_line(number, "each line of a new file begins with '+'")
-    body = tuple[tuple[LineKind, bytes], ...](("+", line[1:] + b"\n") for line in lines[at:end])
+    body = parse_hunk_lines(lines, at, end)
     return (Hunk("the new file", None, body),) if body else ()
 
 
 def _hunks(lines: Sequence[bytes], at: int, end: int) -> tuple[Hunk, ...]:
     hunks: list[Hunk] = []
-    header, anchors, body = b"@@", list[bytes](), list[tuple[LineKind, bytes]]()
+    header, anchors, first = b"@@", list[bytes](), at
     while end > at and not lines[end - 1].strip():
         end -= 1
     for number in range(at, end + 1):
         line = lines[number] if number < end else b"@@"
         at_end = line.rstrip() == _END_OF_FILE
         if at_end or line.startswith(b"@@"):
-            if body:
+            if body := parse_hunk_lines(lines, first, number):
                 shown = header[:60].decode(errors="replace")
-                hunks.append(Hunk(shown, None, tuple(body), tuple(anchors), at_end, marks_end=False))
-                anchors, body = [], []
-            header = line
+                hunks.append(Hunk(shown, None, body, tuple(anchors), at_end))
+                anchors = []
+            header, first = line, number + 1
             if not at_end and (anchor := line[2:].strip()):
                 anchors.append(anchor)
-        elif line[:1] in (b" ", b"-", b"+", b""):
-            kind: LineKind = "-" if line[:1] == b"-" else "+" if line[:1] == b"+" else " "
-            body.append((kind, line[1:] + b"\n"))
-        else:
-            raise bad_line(number, f"{EACH_LINE}; this one does not")
     if anchors:
         raise bad_line(end - 1, "nothing is said about what to change there")
     return tuple(hunks)

@@ -1,0 +1,47 @@
+"""The lines of a hunk as text. Both forms of a patch have the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ringfence.filesystem.patch import LineKind
+
+KINDS: dict[bytes, LineKind] = {b" ": " ", b"-": "-", b"+": "+", b"": " "}
+EACH_LINE = "each line of a hunk begins with ' ' (stays), '-' (goes) or '+' (comes)"
+NO_NEWLINE = "'\\ No newline at end of file'"
+
+
+def bad_line(at: int, words: str) -> ValueError:
+    return ValueError(f"line {at + 1} of the patch: {words}")
+
+
+def is_no_newline(line: bytes) -> bool:
+    """Whether the line says that the line above has no newline. Diffs say it in the language of their user."""
+    return line.startswith(b"\\ ")
+
+
+def parse_hunk_lines(lines: Sequence[bytes], start: int, end: int) -> tuple[tuple[LineKind, bytes], ...]:
+    """Parse ``lines[start:end]``. The line end is removed from a line above a mark that it has none.
+
+    Raises:
+        ValueError: A line has no kind, or a mark stands where no file can end. The message names the line.
+    """
+    body: list[tuple[LineKind, bytes]] = []
+    marks: dict[int, int] = {}
+    for number in range(start, end):
+        line = lines[number]
+        if is_no_newline(line):
+            if len(body) - 1 in marks:
+                raise bad_line(number, f"{NO_NEWLINE} stands here twice")
+            marks[len(body) - 1] = number
+        elif line[:1] in KINDS:
+            body.append((KINDS[line[:1]], line[1:] + b"\n"))
+        else:
+            raise bad_line(number, f"{EACH_LINE}; this one does not")
+    last = {max((at for at, (kind, _) in enumerate(body) if kind != other), default=None) for other in "-+"}
+    for at, number in marks.items():
+        if at not in last:
+            raise bad_line(number, f"{NO_NEWLINE} belongs below the last old or the last new line of a hunk")
+        kind, line = body[at]
+        body[at] = kind, line.removesuffix(b"\n")
+    return tuple(body)
