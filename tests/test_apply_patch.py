@@ -151,6 +151,59 @@ def test_what_cannot_be_read_is_refused_with_its_line(patch: str, said: str) -> 
         parse_patch(patch)
 
 
+FIRST, SECOND = (f"--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-a\n+b\n" for name in "fg")
+ENVELOPE = "*** Begin Patch\n*** Update File: g\n@@\n-a\n+b\n*** End Patch\n"
+MAIL = "From 0123456789abcdef0123456789abcdef01234567 Mon Sep 17 00:00:00 2001\n\n-v is new\n---\n f | 2 +-\n\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FIRST + ENVELOPE,
+        ENVELOPE + "Then:\n" + ENVELOPE,
+        ENVELOPE + SECOND,
+        f"- a list\n---\n```diff\n{FIRST}```\n- one\n* two\n```diff\n{SECOND}```\n- three\n",
+        f"{MAIL}diff --git a/f b/f\n{FIRST}-- \n2.39.5\n\n{MAIL}diff --git a/g b/g\n{SECOND}--\n2.39.5 (git)\n",
+        FIRST.replace("-1 +1", "-1,9 +1,9") + "-- \n2.39.5\n\n" + SECOND,
+        FIRST + "Then this one:\n\ndiff --git a/g b/g\n" + SECOND,
+        FIRST.replace("-1 +1", "-1,9 +1,9") + "\nThen this one:\n\ndiff --git a/g b/g\n" + SECOND,
+    ],
+)
+def test_text_may_stand_around_every_file_of_a_patch(text: str) -> None:
+    files = parse_patch(text)
+    assert len(files) == 2
+    assert all((file.count("-"), file.count("+")) == (1, 1) for file in files)
+
+
+FENCE = "--- a/f\n+++ b/f\n@@ -1,5 +1,5 @@\n text\n```\n-old\n+new\n more\n end\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (ENVELOPE + "+x\n", 7),
+        (ENVELOPE + "@@\n-c\n+d\n", 7),
+        (ENVELOPE + "*** Move to: x\n", 7),
+        (FENCE, 6),
+        (f"```diff\n{FENCE}```\n", 7),
+        (f"```diff\n{FENCE.replace('-old', '- old').replace('+new', '+ new')}```\n", 7),
+        (FIRST + "\nText\n- a list\n", 8),
+        (FIRST + "\nText\n--- a/g\n", 8),
+        (FIRST + "old mode 100644\nnew mode 100755\n", 6),
+        (FIRST + "\nText\n\\ No newline at end of file\n", 8),
+        ("rename from g\nrename to h\n" + FIRST, 1),
+        ("+x\n" + FIRST, 1),
+    ],
+)
+def test_a_part_of_a_change_that_is_in_no_file_is_refused_with_its_line(text: str, line: int) -> None:
+    with pytest.raises(ValueError, match=f"^line {line} of the patch: this (line|header|hunk)"):
+        parse_patch(text)
+
+
+def test_a_removed_line_of_dashes_is_no_signature() -> None:
+    assert result(hunk("@@ -1,9 +1,9 @@\n-a\n+b\n-- \n+c\n"), "a\n- \n") == b"b\nc\n"
+
+
 SOME_LINES = st.lists(st.sampled_from([" a\n", " b\n", "-a\n", "-b\n", "+a\n", "+1\n"]), max_size=5).map("".join)
 
 

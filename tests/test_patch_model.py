@@ -208,3 +208,67 @@ def test_a_patch_of_either_form_gives_what_it_says_or_nothing(data: st.DataObjec
         else:
             assert makes_sense, patch
             assert is_right(done.content, old, rows, newline), (patch, done.content)
+
+
+# Text around and within patches: no changed line is ever left out.
+
+SENTENCES = [
+    "Here it is:",
+    "",
+    "- a point",
+    "---",
+    "```",
+    "```diff",
+    "*** End Patch",
+    "-- ",
+    "2.39.5",
+    "diff it",
+    "@@ x",
+]
+CONTENTS = st.integers(0, 5).map("line {}".format) | st.sampled_from(
+    ["```", "", "diff it", "*** x", "Index: x", "@@ x"]
+)
+HUNKS = st.lists(st.tuples(st.sampled_from(" -+"), CONTENTS), min_size=1, max_size=6)
+HEADERS = ("--- a/f", "+++ b/f")
+
+
+def form(body: Sequence[tuple[str, str]], *, is_unified: bool, miscount: int) -> list[str]:
+    rows = [kind + text for kind, text in body]
+    if not is_unified:
+        return ["*** Begin Patch", "*** Update File: f", "@@", *rows, "*** End Patch"]
+    old, new = (sum(kind != other for kind, _ in body) + miscount for other in "+-")
+    return [*HEADERS, f"@@ -1,{old} +1,{new} @@", *rows]
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> list[str]:
+    """Patches of both forms one after the other, with text around them, and then with some damage."""
+    lines: list[str] = []
+    for body in draw(st.lists(HUNKS, min_size=1, max_size=3)):
+        lines += draw(st.lists(st.sampled_from(SENTENCES), max_size=2))
+        miscount = draw(st.sampled_from([0, 0, 0, 1]))
+        lines += form(body, is_unified=draw(st.booleans()), miscount=miscount)
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(lines) - 1))
+        way = draw(st.sampled_from(["cut", "strip", "insert", "end"]))
+        lines[at : at + 1] = {
+            "cut": [],
+            "strip": [lines[at].lstrip(" ")],
+            "insert": [draw(st.sampled_from(SENTENCES)), lines[at]],
+            "end": [lines[at]],
+        }[way]
+        if way == "end":
+            del lines[at + 1 :]
+        if not lines:
+            break
+    return lines
+
+
+@given(damaged())
+def test_no_changed_line_is_left_out(lines: list[str]) -> None:
+    try:
+        files = parse_patch("\n".join(lines))
+    except ValueError:
+        return
+    changed = [line for line in lines if line[:1] in "+-" and line not in (*SENTENCES, *HEADERS) and line]
+    assert sum(file.count("+") + file.count("-") for file in files) >= len(changed)

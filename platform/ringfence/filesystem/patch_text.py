@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import Enum
 
 from ringfence.filesystem.edits import utf8
 from ringfence.filesystem.hunk_text import EACH_LINE, KINDS, bad_line, is_no_newline, parse_hunk_lines
 from ringfence.filesystem.patch import FilePatch, Hunk
-from ringfence.filesystem.v4a import BEGIN, parse_v4a
+from ringfence.filesystem.v4a import begins_v4a, parse_v4a
 
 _GIT = b"diff --git "
 _END = b"\0"
@@ -35,17 +36,37 @@ _NO_PATCHES = (
 )
 """Lines of patches that cannot be applied, and the advice for each of them."""
 
+_LOST_HEADER = re.compile(
+    rb"(old|new|deleted file|new file) mode \d{6}\s*$|(rename|copy) (from|to) \S|\*\*\* (Move to: |End of File\s*$)"
+)
+_LOST_CHANGE = re.compile(rb"[+-](?! \S|[+-]*\s*$)|\\ ")
+"""Lines that begin as those of a hunk do. The points of a list and rules such as ``---`` are text."""
+_MAIL = re.compile(rb"From \S+ \w{3} \w{3} [ \d]\d ")
+_VERSION = re.compile(rb"\d+\.\d+")
+"""The line below the ``-- `` that ends a mail of git."""
+
+
+class _Text(Enum):
+    """What text outside of files may have, so that no part of a change is taken for text."""
+
+    OF_MAIL = "anything"
+    ANYWHERE = "no changed line"
+    BELOW_HUNK = "no changed line, and no list"
+
 
 def parse_patch(patch: str | bytes) -> tuple[FilePatch, ...]:
     """Parse a patch into its files, in order. Text around them, such as a mail or a fence, is ignored.
 
-    A text with ``*** Begin Patch`` before any file is read by `parse_v4a`. Any other text is read as a unified diff.
+    Parts from ``*** Begin Patch`` to ``*** End Patch`` are read by `parse_v4a`. All others are read as unified diffs.
+    A header or a changed line outside of a file is an error, since ignoring it would lose a part of the change.
+
     The counts in a hunk's header are used if they fit its lines. Otherwise the lines are counted, and the header may be
     only ``@@``. An empty line in a hunk is a context line. If the headers end with ``\\r\\n``, the line ends of the
     whole patch come from its transport and not from the files.
 
     Raises:
-        ValueError: The text has neither form, or is a binary or combined diff. The message names the line.
+        ValueError: The text has neither form, has changes that belong to no file, or is a binary or combined diff. The
+            message names the line.
     """
     return _Parser(utf8(patch, "the patch") if isinstance(patch, str) else patch).files()
 
@@ -54,35 +75,59 @@ class _Parser:
     def __init__(self, patch: bytes) -> None:
         self.lines = patch.removesuffix(b"\n").split(b"\n")
         self.at = 0
-        self._first = next((at for at, line in enumerate(self.lines) if self._begins_file(at) or _is_begin(line)), 0)
-        if self.lines[self._first].endswith(b"\r"):
+        self._text = _Text.ANYWHERE
+        self._is_fenced = False
+        self._is_miscounted = False
+        """Whether the counts of the last hunk do not fit its lines."""
+        first = next((at for at, line in enumerate(self.lines) if self._begins_file(at) or begins_v4a(line)), 0)
+        if self.lines[first].endswith(b"\r"):
             self.lines = [line.removesuffix(b"\r") for line in self.lines]
         # An empty context line of a file with CRLF.
         self.lines = [b" \r" if line == b"\r" else line for line in self.lines]
 
     def files(self) -> tuple[FilePatch, ...]:
-        if _is_begin(self.lines[self._first]):
-            return parse_v4a(self.lines, self._first)
         files: list[FilePatch] = []
-        after_hunk = False
         while self.at < len(self.lines):
             if self._begins_file(self.at):
                 files.append(self._file())
-                after_hunk = True
-                continue
-            line = self.lines[self.at]
-            if line.startswith((b"```", b"From ")) or line.rstrip() == b"--":
-                after_hunk = False
-            if after_hunk and line.startswith((b"+", b"-")):
-                # Ignoring the line could silently lose a part of the change.
-                raise bad_line(self.at, "this line is in no hunk: check what is before it, and the counts of its hunk")
-            for pattern, words in _NO_PATCHES:
-                if pattern.match(line):
-                    raise bad_line(self.at, words)
-            self.at += 1
+                self._text = _Text.BELOW_HUNK
+            elif begins_v4a(self.lines[self.at]):
+                parsed, self.at = parse_v4a(self.lines, self.at)
+                files += parsed
+                self._text = _Text.ANYWHERE
+            else:
+                self._pass_text()
         if not files:
             raise ValueError("the patch names no file: begin each with the lines '--- a/PATH' and '+++ b/PATH'")
         return tuple(files)
+
+    def _pass_text(self) -> None:
+        """Pass over a line that belongs to no file. Raises ValueError if this would lose a part of the change."""
+        line = self.lines[self.at]
+        if self._is_signature(self.at):
+            self.at += 2
+            return
+        for pattern, words in _NO_PATCHES:
+            if pattern.match(line):
+                raise bad_line(self.at, words)
+        if _MAIL.match(line):
+            self._text = _Text.OF_MAIL
+        elif line.startswith(b"```"):
+            # Below a hunk with other counts than its header says, it may be a line of the hunk.
+            if self._is_fenced and not self._is_miscounted:
+                self._text = _Text.ANYWHERE
+            self._is_fenced = not self._is_fenced
+        elif self._text is not _Text.OF_MAIL:
+            if _LOST_HEADER.match(line):
+                raise bad_line(
+                    self.at, "this header belongs to no file: put it directly below the first line of its file"
+                )
+            if _LOST_CHANGE.match(line) or (self._text is _Text.BELOW_HUNK and line.startswith((b"+", b"-"))):
+                raise bad_line(self.at, f"this line is in no hunk: check the lines before it; {EACH_LINE}")
+        self.at += 1
+
+    def _is_signature(self, at: int) -> bool:
+        return self._line(at).rstrip() == b"--" and _VERSION.match(self._line(at + 1)) is not None
 
     def _line(self, at: int) -> bytes:
         return self.lines[at] if at < len(self.lines) else _END
@@ -142,6 +187,7 @@ class _Parser:
         if numbers is not None:
             old, new = (1 if count is None else int(count) for count in (numbers[2], numbers[4]))
             end = self._after_counted(first + 1, old, new)
+        self._is_miscounted = numbers is not None and end is None
         self.at = self._after_uncounted(first + 1) if end is None else end
         body = parse_hunk_lines(self.lines, first + 1, self.at)
         if not body:
@@ -160,9 +206,9 @@ class _Parser:
                 new -= kind != b"-"
             at += 1
         at += is_no_newline(self._line(at))
-        # No more lines of this hunk may follow. "-- " begins the signature of a mail.
+        # No more lines of this hunk may follow.
         following = self._not_blank(at)
-        more = self._line(following).startswith((b" ", b"-", b"+", b"\\ ")) and self._line(following).rstrip() != b"--"
+        more = self._line(following).startswith((b" ", b"-", b"+", b"\\ ")) and not self._is_signature(following)
         return at if old == new == 0 and (not more or self._begins_file(following)) else None
 
     def _after_uncounted(self, at: int) -> int:
@@ -170,18 +216,16 @@ class _Parser:
         first = at
         while at < len(self.lines) and not self._begins_file(at):
             line = self.lines[at]
-            if line.startswith((b"@@", b"diff ", b"Index: ", b"```", b"*** End")) or line == b"-- ":
+            if line.startswith((b"@@", b"diff ", b"Index: ", b"```", b"*** ")) or self._is_signature(at):
                 break
             if line[:1] not in KINDS and not is_no_newline(line):
+                if at > first and not self.lines[at - 1].strip():
+                    break  # text below an empty line
                 raise bad_line(at, f"{EACH_LINE}; this one does not")
             at += 1
         while at > first and not self.lines[at - 1].strip():
             at -= 1
         return at
-
-
-def _is_begin(line: bytes) -> bool:
-    return line.rstrip() == BEGIN
 
 
 def _mode(first: int, text: bytes | None) -> int | None:

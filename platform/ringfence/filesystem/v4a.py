@@ -16,8 +16,12 @@ _ADD, _DELETE, _UPDATE = b"*** Add File: ", b"*** Delete File: ", b"*** Update F
 _MOVE, _END_OF_FILE = b"*** Move to: ", b"*** End of File"
 
 
-def parse_v4a(lines: Sequence[bytes], begin: int) -> tuple[FilePatch, ...]:
-    """Parse the patch whose first line is ``lines[begin]`` into its files. Text after its last line is ignored.
+def begins_v4a(line: bytes) -> bool:
+    return line.rstrip() == BEGIN
+
+
+def parse_v4a(lines: Sequence[bytes], begin: int) -> tuple[list[FilePatch], int]:
+    """Parse the patch whose first line is ``lines[begin]``. Return its files, and the index after its last line.
 
     Raises:
         ValueError: A line does not fit the form, or the last line is missing. The message names the line.
@@ -48,7 +52,7 @@ def parse_v4a(lines: Sequence[bytes], begin: int) -> tuple[FilePatch, ...]:
         raise ValueError("the patch is cut off: its last line is '*** End Patch'")
     if not files:
         raise ValueError("the patch names no file: begin each with a line such as '*** Update File: PATH'")
-    return tuple(files)
+    return files, at + 1
 
 
 def _next_header(lines: Sequence[bytes], at: int) -> int:
