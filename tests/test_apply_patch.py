@@ -294,10 +294,38 @@ def test_a_hunk_is_found_where_its_lines_are(stated: int, shift: int) -> None:
     assert patched.shifts == (shift,)
 
 
-@pytest.mark.parametrize(("stated", "expected"), [(1, "x----a"), (2, "x----a"), (5, "a----x")])
-def test_the_nearest_of_several_places_is_taken(stated: int, expected: str) -> None:
+@pytest.mark.parametrize(("stated", "expected"), [(1, "x----a"), (6, "a----x")])
+def test_of_several_places_the_stated_one_is_taken(stated: int, expected: str) -> None:
     content = result(hunk(f"@@ -{stated} +{stated} @@\n-a\n+x\n"), "a\n-\n-\n-\n-\na\n")
     assert content.decode().split() == list(expected)
+
+
+@pytest.mark.parametrize("header", ["@@ -2 +2 @@", "@@ -5 +5 @@", "@@ -100 +100 @@", "@@"])
+def test_several_places_without_the_stated_one_are_listed(header: str) -> None:
+    (problem,) = applied(hunk(f"{header}\n-a\n+x\n"), "a\n-\n-\n-\n-\na\n").problems
+    assert "fits at lines 1, 6" in problem
+
+
+def test_a_stated_place_counts_for_nothing_below_a_hunk_that_is_elsewhere() -> None:
+    patch = hunk("@@ -1 +1 @@\n-first\n+x\n@@ -5 +5 @@\n-a\n+y\n")
+    (problem,) = applied(patch, "new\nfirst\n-\n-\na\na\n").problems
+    assert "hunk 2 (@@ -5 +5 @@) fits at lines 5, 6" in problem
+    assert result(patch, "first\n-\n-\n-\na\na\n") == b"x\n-\n-\n-\ny\na\n"
+
+
+@pytest.mark.parametrize(
+    ("patch", "after"),
+    [
+        ("@@ -0,0 +1 @@\n+x\n", "x\n1\n2\n"),
+        ("@@ -1,0 +2 @@\n+x\n", "1\nx\n2\n"),
+        ("@@ -2,0 +3,2 @@\n+x\n+y\n", "1\n2\nx\ny\n"),
+        ("@@ -1 +0,0 @@\n-1\n@@ -2,0 +2 @@\n+x\n", "2\nx\n"),
+        ("@@ -2,0 +3 @@\n+x\n\\ No newline at end of file\n", "1\n2\nx"),
+    ],
+)
+def test_a_hunk_without_context_goes_where_its_numbers_say(patch: str, after: str) -> None:
+    assert result(hunk(patch), "1\n2\n") == after.encode()
+    assert result(hunk(patch), "1\r\n2\r\n") == after.replace("\n", "\r\n").encode()
 
 
 def test_hunks_after_a_shifted_one_are_expected_as_far_away() -> None:
@@ -326,9 +354,13 @@ def test_every_hunk_that_does_not_fit_is_named_and_nothing_is_applied() -> None:
         (hunk("@@ -1 +1 @@\n-a\n+b\n\\ No newline at end of file\n"), "a\nb\n", "its lines are at line 1"),
         (hunk("@@ -1 +1 @@\n-a\n\\ No newline at end of file\n+b\n"), "a\n", "ends with a newline"),
         (hunk("@@ -1,2 +1,2 @@\n a\n-b\n+c\n"), "a\n", "the end of the file"),
-        (hunk("@@ -2,0 +3 @@\n+new\n"), "a\nb\n", "only adds lines"),
+        (hunk("@@ -2 +2,2 @@\n+new\n"), "a\nb\n", "only adds lines"),
+        (hunk("@@\n+new\n"), "a\nb\n", "only adds lines"),
+        (hunk("@@ -3,0 +4 @@\n+new\n"), "a\nb\n", "the file has 2 lines"),
+        (hunk("@@ -1,0 +2 @@\n+new\n\\ No newline at end of file\n"), "a\nb\n", "the file has 2 lines"),
+        (hunk("@@ -1 +1 @@\n-b\n+c\n@@ -2,0 +3 @@\n+new\n"), "a\nb\n", "nothing shows where"),
+        (hunk("@@ -2 +2 @@\n-b\n+c\n@@ -1,0 +2 @@\n+new\n"), "a\nb\n", "above the hunk before it"),
         (hunk("@@ -1 +1 @@\n-a\n+b\n"), None, "no such file"),
-        (hunk("@@ -2 +2 @@\n-a\n+x\n"), "a\nb\na\n", "equally near"),
         (hunk("@@\n-a\n+x\n"), "a\nb\na\n", "fits at lines 1, 3"),
         (hunk("@@ -1,2 +1,2 @@\n a\n-b\n+c\n@@ -1,2 +1,2 @@\n-a\n+x\n b\n"), "a\nb\n", "above the hunk before it"),
         ("--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+a\n", "", "exists already"),
@@ -413,7 +445,8 @@ def made_of(old: dict[str, bytes], patch: bytes, *, strip: int = 0) -> dict[str,
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.parametrize(
-    "options", [[], ["-M"], ["--no-prefix"], ["--function-context"], ["--unified=1"], ["--patience"]]
+    "options",
+    [[], ["-M"], ["--no-prefix"], ["--function-context"], ["--unified=1"], ["--unified=0"], ["--patience"]],
 )
 def test_what_git_writes_applies(tmp_path: Path, options: list[str]) -> None:
     put(tmp_path, OLD)
@@ -429,7 +462,7 @@ def test_what_git_writes_applies(tmp_path: Path, options: list[str]) -> None:
 
 
 @pytest.mark.skipif(shutil.which("diff") is None, reason="diff is not installed")
-@pytest.mark.parametrize("options", ["-ruN", "-ruNp", "-rNU1"])
+@pytest.mark.parametrize("options", ["-ruN", "-ruNp", "-rNU1", "-rNU0"])
 def test_what_diff_writes_applies(tmp_path: Path, options: str) -> None:
     put(tmp_path / "a", OLD)
     put(tmp_path / "b", NEW)

@@ -95,7 +95,7 @@ def exact_diff(old: bytes, new: bytes, context: int) -> bytes:
     return patch
 
 
-@given(st.data(), st.integers(1, 4))
+@given(st.data(), st.integers(0, 4))
 def test_an_exact_diff_gives_the_exact_file(data: st.DataObject, context: int) -> None:
     old = data.draw(files())
     rows = data.draw(edits(old))
@@ -177,7 +177,7 @@ def is_right(content: bytes, old: Sequence[Line], rows: Sequence[Row], newline: 
     return not left
 
 
-@given(st.data(), st.integers(1, 3), st.booleans())
+@given(st.data(), st.integers(0, 3), st.booleans())
 def test_a_patch_of_either_form_gives_what_it_says_or_nothing(data: st.DataObject, context: int, marked: bool) -> None:
     old = data.draw(files())
     rows = data.draw(edits(old))

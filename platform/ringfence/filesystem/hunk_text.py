@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ringfence.filesystem.patch import LineKind
 
 KINDS: dict[bytes, LineKind] = {b" ": " ", b"-": "-", b"+": "+", b"": " "}
 EACH_LINE = "each line of a hunk begins with ' ' (stays), '-' (goes) or '+' (comes)"
+# No file has more lines than 18 digits count, and int() rejects very long numbers.
+HUNK_NUMBERS = re.compile(rb"@@ -(\d{1,18})(?:,(\d{1,18}))? \+(\d{1,18})(?:,(\d{1,18}))?(?: @@|\s*$)")
+"""The first line of a hunk with its old line and count, and its new line and count. Some leave out the last ``@@``."""
 NO_NEWLINE = "'\\ No newline at end of file'"
 
 
@@ -45,3 +49,10 @@ def parse_hunk_lines(lines: Sequence[bytes], start: int, end: int) -> tuple[tupl
         kind, line = body[at]
         body[at] = kind, line.removesuffix(b"\n")
     return tuple(body)
+
+
+def stated_line(numbers: re.Match[bytes] | None, body: Sequence[tuple[LineKind, bytes]]) -> int | None:
+    """Return the line that the numbers of a hunk state. None if they count old lines and it has none."""
+    if numbers is None or (numbers[2] != b"0" and all(kind == "+" for kind, _ in body)):
+        return None
+    return int(numbers[1])

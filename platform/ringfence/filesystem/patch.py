@@ -27,7 +27,10 @@ class Hunk:
 
     header: str
     start: int | None
-    """The line of the old file, from 1, at which the hunk states to begin. None if it states no line."""
+    """The line of the old file, from 1, at which the hunk states to begin. None if it states no line.
+
+    Of a hunk that only adds lines, it is the line above them, or 0.
+    """
     lines: tuple[tuple[LineKind, bytes], ...]
     anchors: tuple[bytes, ...] = ()
     """Lines of the file that stand above the hunk, in order. Blanks around them do not count."""
@@ -113,9 +116,9 @@ def apply_patch(patch: FilePatch, content: bytes | None) -> Patched:
 def _apply_hunks(content: bytes, hunks: Sequence[Hunk]) -> Patched:
     """Apply all hunks, or none of them if there are problems.
 
-    Every old line must match, at its place or shifted as little as possible. Line ends are the only difference that is
-    allowed: a hunk with ``\\n`` fits a file with ``\\r\\n``, or one with ``\\r`` alone. The file's line ends then stay,
-    and new lines get them. A byte order mark stays unless the hunks have one.
+    Every old line must match, at the stated place or in the only one where the hunk fits. Line ends are the only
+    difference that is allowed: a hunk with ``\\n`` fits a file with ``\\r\\n``, or one with ``\\r`` alone. The file's
+    line ends then stay, and new lines get them. A byte order mark stays unless the hunks have one.
     """
     lines = [line for hunk in hunks for _, line in hunk.lines]
     if content.startswith(BOM_UTF8) and not any(BOM_UTF8 in line for line in lines):
@@ -131,7 +134,7 @@ def _apply_hunks(content: bytes, hunks: Sequence[Hunk]) -> Patched:
     end, drift = 0, 0
     for number, hunk in enumerate(hunks, 1):
         try:
-            at = file.find(hunk, end, hunk.index + drift)
+            at = file.find(hunk, end, drift)
         except ValueError as error:
             problems.append(f"hunk {number} ({hunk.header}) {error}")
             continue
@@ -176,36 +179,58 @@ class _File:
         for at, line in enumerate(self._bare):
             self._places[line].append(at)
 
-    def find(self, hunk: Hunk, after: int, expected: int) -> int:
-        """Return the index of the hunk's first line, not before ``after``. Raises ValueError if it does not fit."""
-        old = hunk.old
+    def find(self, hunk: Hunk, after: int, drift: int) -> int:
+        """Return the index of the hunk's first line, not before ``after``.
+
+        ``drift`` is the distance in lines of the hunk before from its stated place. If it is not 0, stated places count
+        for nothing.
+
+        Raises:
+            ValueError: The hunk fits nowhere, or in several places and not at the one that it states.
+        """
+        below = after
         for anchor in hunk.anchors:
-            after = self._below(anchor, after)
-        if not old:
-            if hunk.at_end or not self.lines:
-                return len(self.lines)
-            if not hunk.anchors:
-                raise ValueError("only adds lines, and nothing shows where: quote lines around them as well")
-            if hunk.marks_end and after < len(self.lines):
-                raise ValueError(f"ends the file at line {after}, but the file has {_count_lines(self.lines)}")
-            return after
+            below = self._below(anchor, below)
+        if not hunk.old:
+            return self._insertion(hunk, after, below, drift)
         places = self._fitting(hunk)
-        if places and (hunk.at_end or hunk.marks_end):
-            places = [self._last(hunk, places)]
-        allowed = sorted((at for at in places if at >= after), key=lambda at: (abs(at - expected), at))
         if not places:
-            raise ValueError(self._describe_misfit(hunk, expected))
+            raise ValueError(self._describe_misfit(hunk, hunk.index + drift))
+        if hunk.at_end or hunk.marks_end:
+            places = [self._last(hunk, places)]
+        allowed = [at for at in places if at >= max(after, below)]
         if not allowed:
             what = "what its header names" if hunk.anchors else "the hunk before it"
             above = f"fits at line {places[0] + 1}, above {what}"
             raise ValueError(f"{above}: put hunks in the order of the file, once each")
-        fits = f"fits at lines {', '.join(str(at + 1) for at in sorted(allowed[:MAX_LISTED]))}"
-        if hunk.start is None and len(allowed) > 1:
-            more = ", ..." if len(allowed) > MAX_LISTED else ""
-            raise ValueError(f"{fits}{more}: say which in its header, or quote more of the lines around it")
-        if len(allowed) > 1 and allowed[0] + allowed[1] == 2 * expected:
-            raise ValueError(f"{fits}, two of them equally near to where it says: correct its line number")
+        if hunk.start is not None and not drift and hunk.index in allowed:
+            return hunk.index
+        if len(allowed) > 1:
+            listed = ", ".join(str(at + 1) for at in allowed[:MAX_LISTED]) + ", ..." * (len(allowed) > MAX_LISTED)
+            raise ValueError(
+                f"fits at lines {listed}: quote more of the lines around it, or state its line as in '@@ -3 +3 @@'"
+            )
         return allowed[0]
+
+    def _insertion(self, hunk: Hunk, after: int, below: int, drift: int) -> int:
+        """Return the index before which a hunk without old lines adds its lines."""
+        if hunk.at_end or not self.lines:
+            at = len(self.lines)
+        elif hunk.anchors:
+            at = below
+        elif hunk.start is None or drift:
+            raise ValueError("only adds lines, and nothing shows where: quote lines around them as well")
+        else:
+            at = hunk.index
+        if at < after:
+            raise ValueError(
+                f"adds lines above line {at + 1}, above the hunk before it: put hunks in the order of the file"
+            )
+        if at > len(self.lines) or (hunk.marks_end and at < len(self.lines)):
+            raise ValueError(
+                f"adds lines below line {at}, but the file has {_count_lines(self.lines)}: quote lines around them"
+            )
+        return at
 
     def _below(self, anchor: bytes, after: int) -> int:
         """Return the index below the first line that equals `anchor`, from ``after`` on. Blanks around do not count."""

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from enum import Enum
 
 from ringfence.filesystem.edits import utf8
-from ringfence.filesystem.hunk_text import EACH_LINE, KINDS, bad_line, is_no_newline, parse_hunk_lines
+from ringfence.filesystem.hunk_text import (
+    EACH_LINE,
+    HUNK_NUMBERS,
+    KINDS,
+    bad_line,
+    is_no_newline,
+    parse_hunk_lines,
+    stated_line,
+)
 from ringfence.filesystem.patch import FilePatch, Hunk
 from ringfence.filesystem.v4a import begins_v4a, parse_v4a
 
@@ -15,8 +23,6 @@ _GIT = b"diff --git "
 _END = b"\0"
 """The sentinel after the last line. No part of a patch begins with it."""
 
-# No file has more lines than 18 digits count, and int() rejects very long numbers.
-_HUNK = re.compile(rb"@@ -(\d{1,18})(?:,(\d{1,18}))? \+(\d{1,18})(?:,(\d{1,18}))? @@")
 _EXTENDED = re.compile(
     rb"(old mode|new mode|deleted file mode|new file mode|copy from|copy to|rename from|rename to"
     rb"|similarity index|dissimilarity index|index) (.*)",
@@ -182,7 +188,7 @@ class _Parser:
         first, header = self.at, self.lines[self.at]
         if header.startswith(b"@@@"):
             raise bad_line(first, "this is the combined diff of a merge: give one against a single side")
-        numbers = _HUNK.match(header)
+        numbers = HUNK_NUMBERS.match(header)
         end = None
         if numbers is not None:
             old, new = (1 if count is None else int(count) for count in (numbers[2], numbers[4]))
@@ -193,7 +199,7 @@ class _Parser:
         if not body:
             raise bad_line(first, f"this hunk has no lines: {EACH_LINE}")
         shown = (numbers[0] if numbers is not None else header[:60]).decode(errors="replace")
-        return Hunk(shown, int(numbers[1]) if numbers is not None else None, body)
+        return Hunk(shown, stated_line(numbers, body), body)
 
     def _after_counted(self, at: int, old: int, new: int) -> int | None:
         """The index after a hunk with these numbers of old and new lines. None if its lines do not fit the numbers."""
@@ -223,7 +229,7 @@ class _Parser:
                     break  # text below an empty line
                 raise bad_line(at, f"{EACH_LINE}; this one does not")
             at += 1
-        while at > first and not self.lines[at - 1].strip():
+        while at > first and not self.lines[at - 1]:
             at -= 1
         return at
 

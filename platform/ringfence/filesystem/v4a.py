@@ -78,7 +78,7 @@ def _new_lines(lines: Sequence[bytes], at: int, end: int) -> tuple[Hunk, ...]:
 def _hunks(lines: Sequence[bytes], at: int, end: int) -> tuple[Hunk, ...]:
     hunks: list[Hunk] = []
     header, anchors, first = b"@@", list[bytes](), at
-    while end > at and not lines[end - 1].strip():
+    while end > at and not lines[end - 1]:
         end -= 1
     for number in range(at, end + 1):
         line = lines[number] if number < end else b"@@"
