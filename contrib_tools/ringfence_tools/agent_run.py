@@ -84,6 +84,9 @@ class AgentTask:
     telemetry: SessionObserver | None = None
 
 
+MASKED = "the patch has masks in the place of secrets: it gives other files than those that the run has changed"
+
+
 @dataclass(frozen=True, slots=True)
 class TaskParams:
     task: str

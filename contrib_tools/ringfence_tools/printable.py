@@ -50,8 +50,13 @@ def why(error: Exception) -> str:
     return with_limit(error.strerror, error) if isinstance(error, OSError) and error.strerror else describe_error(error)
 
 
-def how_to_look(said: str, directory: Path) -> str:
-    """Return a message about a rollback, with the command that shows the copy that it kept."""
+def how_to_look(said: str, directory: Path | None) -> str:
+    """Return a message about a rollback, with the command that shows the copy that it kept.
+
+    None: the history of the call is gone, so nothing shows it.
+    """
+    if directory is None:
+        return re.sub(r"(; )?[^;]*is kept as aborted/\d+", "", said)
     show = f"`ringfence show {shlex.quote(str(directory))}"
     return re.sub(r"is kept as aborted/(\d+)", lambda kept: f"is kept: {show} {kept[1]} --aborted` has it", said)
 
@@ -62,9 +67,23 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun[:-1]}ies" if noun.endswith("y") else f"{count:,} {noun}s"
 
 
-def ignored_line(count: int) -> str:
-    """Return the line that stands for the changes of ignored paths."""
-    return f"{plural(count, 'ignored path')} changed: --with-ignored shows {'it' if count == 1 else 'them'}"
+def ignored_line(count: int, *, has_option: bool = True) -> str:
+    """Return the line that stands for the changes of ignored paths. ``has_option``: something can show them."""
+    them = "it" if count == 1 else "them"
+    how = f"--with-ignored shows {them}" if has_option else f"the patch is without {them}"
+    return f"{plural(count, 'ignored path')} changed: {how}"
+
+
+def how_to_apply(patch: Path, directory: Path) -> str:
+    """Return the command that applies a patch of the files in a directory there.
+
+    In a subdirectory of a repository, `git apply` alone skips each path of the patch and says nothing.
+    """
+    from ringfence_sandbox import Repository  # only here: a server starts without it
+
+    base = Repository(str(directory)).base
+    words = ["git", "-C", os.path.abspath(directory), "apply", *([f"--directory={base}"] if base else [])]
+    return shlex.join([*words, os.path.abspath(patch)])
 
 
 def params_summary(params: object, room: int = 0) -> str:
@@ -100,8 +119,11 @@ def shown_outcome(receipt: Receipt) -> str:
     return "ok" if receipt.outcome == "committed" and not receipt.changes else receipt.outcome
 
 
-def outcome_words(receipt: Receipt, directory: Path) -> str:
-    """Return outcome and reason of a call on one line. The call was on the files of `directory`."""
+def outcome_words(receipt: Receipt, directory: Path | None) -> str:
+    """Return outcome and reason of a call on one line. The call was on the files of ``directory``.
+
+    None: they were a copy that is gone.
+    """
     why = one_line(how_to_look(receipt.message, directory), MAX_REASON_CHARACTERS)
     denial = next((verdict for verdict in receipt.policies if not verdict.allowed), None)
     match receipt.outcome:

@@ -73,8 +73,30 @@ Split: TypeAlias = Callable[[Sequence[Change]], tuple[Sequence[Change], Sequence
 
 
 @dataclass(frozen=True, slots=True)
+class CheckEnded:
+    """A command that checked the work of a run. ``log`` is the name of the file beside the page with its output."""
+
+    command: str
+    ended: str
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The result of a task whose run worked on a copy. The copy is gone, and its history with it."""
+
+    outcome: str
+    heading: str
+    reason: str
+    checks: Sequence[CheckEnded] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class About:
-    """The request of a run. ``terms`` are policies and limits. ``next_steps`` are commands for the reader."""
+    """The request of a run. ``terms`` are policies and limits. ``next_steps`` are commands for the reader.
+
+    ``directory`` is where the run worked or, with a ``judgement``, what its copy was made of.
+    """
 
     task: str
     model: str
@@ -83,6 +105,7 @@ class About:
     started_at: datetime
     ended_at: datetime
     next_steps: Sequence[str]
+    judgement: Judgement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +132,11 @@ def render_turn(event: ModelTurn) -> Markup:
     return _template().turn(event)
 
 
-def render_call(receipt: Receipt, answer: str, directory: Path, split: Split = lambda changes: (changes, ())) -> Markup:
-    """Render a tool call and its answer. A call that was not committed is unfolded. ``split`` separates the changes of
-    ignored paths, which are only counted."""
+def render_call(
+    receipt: Receipt, answer: str, directory: Path | None, split: Split = lambda changes: (changes, ())
+) -> Markup:
+    """Render a tool call and its answer. A call that was not committed is unfolded. ``directory`` is as in
+    `outcome_words`. ``split`` separates the changes of ignored paths, which are only counted."""
     changes, ignored = split(receipt.changes)
     return _template().call(receipt, answer, directory, changes, len(ignored))
 
@@ -231,8 +256,11 @@ def _seconds(value: float) -> str:
 
 def _facts(about: About, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
     stats, usage = outcome.stats, outcome.stats.usage
-    yield "Directory", one_line(escape_path(about.directory), 300)
-    yield "Exit code", str(outcome.exit_code)
+    if about.judgement is None:
+        yield "Directory", one_line(escape_path(about.directory), 300)
+        yield "Exit code", str(outcome.exit_code)
+    else:
+        yield "Source", one_line(escape_path(about.directory), 300)
     yield "Model", one_line(about.model, 300)
     if about.terms:
         yield "Policies and limits", one_line(about.terms, 1_000)
@@ -287,14 +315,15 @@ class ReportFile(RunWatcher):
     The directory of the page is held open. The page goes there even if its path leads elsewhere meanwhile.
     """
 
-    def __init__(self, path: Path, directory: Path, split: Split = lambda changes: (changes, ())) -> None:
-        """``directory`` is where the run works. ``split`` is as in `render_call`.
+    def __init__(self, path: Path, directory: Path | None, split: Split = lambda changes: (changes, ())) -> None:
+        """``directory`` is where the run works; None if nothing of that is left. ``split`` is as in `render_call`.
 
         Raises OSError for a path that cannot be written, or that is not a regular file.
         """
         self.started_at = utc_now()
         self.path = Path(os.path.realpath(path.parent)) / path.name
-        self._workspace = Path(os.path.abspath(directory))  # whoever reads the page is somewhere else
+        # Whoever reads the page is somewhere else.
+        self._workspace = None if directory is None else Path(os.path.abspath(directory))
         self._split = split
         self._record: list[Markup] = []
         self._room = MAX_RECORD_CHARACTERS
@@ -331,7 +360,8 @@ class ReportFile(RunWatcher):
         found = Markup().join(self._record)
         if self._room < 0:
             left = f"{plural(self._left_turns, 'more turn')} and {plural(self._left_calls, 'more tool call')}"
-            found += Markup("<p>There is no room for {}; --receipts FILE.jsonl has every call.</p>").format(left)
+            calls = "receipts.jsonl" if self._workspace is None else "--receipts FILE.jsonl"
+            found += Markup("<p>There is no room for {}; {} has every call.</p>").format(left, calls)
         if stats.parts > 1:
             turns, calls = stats.turns - self._turns, stats.calls - self._calls
             before = f"{plural(turns, 'turn')} and {plural(calls, 'tool call')} of the parts before"

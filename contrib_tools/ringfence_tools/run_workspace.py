@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 30
 GIT = ".git"
-HIDDEN = "hidden: no tool and no command can read or change it, unless --no-hide is given"
+NO_HIDE = ", unless --no-hide is given"
+HIDDEN = f"hidden: no tool and no command can read or change it{NO_HIDE}"
 _MAGIC, _ESCAPED = r"([*?\[\]{}\\])", r"\\\1"
 
 

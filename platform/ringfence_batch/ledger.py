@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -94,7 +95,8 @@ class Ledger:
         try:
             record = json.loads((out / "batch.json").read_bytes())
         except (OSError, ValueError):
-            raise LedgerError(f"{out} is no batch: `ringfence batch run TASKS --out {out}` begins one") from None
+            begin = f"`ringfence batch run TASKS --out {shlex.quote(str(out))}`"
+            raise LedgerError(f"{out} is no batch: {begin} begins one") from None
         if record.get("format") != FORMAT:
             raise LedgerError(f"{out} has form {record.get('format')}, and this version of ringfence knows {FORMAT}")
 

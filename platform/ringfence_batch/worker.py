@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,22 +23,23 @@ from typing import Any
 from ringfence.errors import RingfenceError, SandboxUnavailableError
 from ringfence.failures import describe_error
 from ringfence.filesystem.hidden import HiddenFiles
+from ringfence.filesystem.paths import escape_path
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.secrets import masked_logs
 from ringfence_batch.engine import Request
 from ringfence_batch.ledger import Attempt, Ledger, TaskResult
 from ringfence_batch.ledger import Outcome as TaskOutcome
-from ringfence_batch.sources import SourceError, copy_source, unpack_source
+from ringfence_batch.sources import SourceError, copy_source, local_source, unpack_source
 from ringfence_batch.task import BatchTask
-from ringfence_tools.agent_run import AgentTask, RunOutcome, RunWatcher, run_agent
+from ringfence_tools.agent_run import MASKED, AgentTask, RunOutcome, RunWatcher, run_agent
 from ringfence_tools.model_specs import model_of
 from ringfence_tools.own_code import sections_of
 from ringfence_tools.place import Place
 from ringfence_tools.planning import Plan
 from ringfence_tools.policy_specs import parse_specs
-from ringfence_tools.printable import one_line
-from ringfence_tools.report import About, ReportFile, render_page
-from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace, RunWorkspace
+from ringfence_tools.printable import how_to_apply, one_line
+from ringfence_tools.report import About, CheckEnded, Judgement, ReportFile, render_page
+from ringfence_tools.run_workspace import NO_HIDE, DiskWorkspace, MemoryWorkspace, RunWorkspace
 
 CHECK_SECONDS = 600.0
 """The longest time of one check, unless the task's limit for commands says otherwise."""
@@ -47,6 +48,13 @@ PATIENCE_SECONDS = 15.0
 STARTS = 2
 """How many containers are started at once on one machine: Podman makes about ten a second."""
 MAX_TURNS = 200
+PATCH = "patch.diff"
+HEADINGS: Mapping[TaskOutcome, str] = {
+    "done": "The task is done",
+    "checks-failed": "A check failed",
+    "task-failed": "The task failed",
+    "infra-failed": "The infrastructure failed",
+}
 _LOCK = "lock"
 logger = logging.getLogger(__name__)
 _OUTCOMES: Mapping[str, TaskOutcome] = {
@@ -119,7 +127,7 @@ def _run(attempt: Attempt, place: Path, request: Request, stack: ExitStack) -> T
     stack.enter_context(masked_logs(workspace.secrets))
     policies, sections = parse_specs(task.policies, place / "tree"), sections_of(task.sections, place / "tree")
     receipts = Receipts(attempt.directory / "receipts.jsonl")
-    report = stack.enter_context(closing(ReportFile(attempt.directory / "report.html", place / "tree")))
+    report = stack.enter_context(closing(ReportFile(attempt.directory / "report.html", None)))
     began = monotonic()
     agent = AgentTask(task.task, workspace, adapter, seconds, task.limits.tokens, policies, sections)
     with ExitStack() as deadline:
@@ -128,22 +136,52 @@ def _run(attempt: Attempt, place: Path, request: Request, stack: ExitStack) -> T
         outcome = run_agent(agent, watchers=[receipts, report])
     if outcome.outcome == "interrupted":
         raise KeyboardInterrupt
-    (attempt.directory / "patch.diff").write_bytes(workspace.secrets.mask(outcome.patch))
-    cause = _check(task, workspace, attempt) if outcome.outcome == "done" else one_line(outcome.error or "", 1000)
-    about = About(task.task, task.model.partition("@")[0], "", task.workspace, report.started_at, datetime.now(UTC), [])
-    report.write(render_page(about, outcome, workspace, report.record(outcome.stats)))
-    kind: TaskOutcome = (
-        "checks-failed" if outcome.outcome == "done" and cause else _OUTCOMES.get(outcome.outcome, "task-failed")
-    )
+    (attempt.directory / PATCH).write_bytes(workspace.secrets.mask(outcome.patch))
+    kind: TaskOutcome = _OUTCOMES.get(outcome.outcome, "task-failed")
+    cause, checks = one_line(outcome.error or "", 1000), list[CheckEnded]()
+    if kind == "done":
+        cause, checks = _check(task, workspace, attempt)
+        kind = "checks-failed" if cause else "done"
+    judgement = Judgement(kind, HEADINGS[kind], cause, checks)
+    report.write(_page(attempt, outcome, workspace, report, judgement))
     return _result(task, kind, cause, monotonic() - began, outcome)
+
+
+def _page(
+    attempt: Attempt, outcome: RunOutcome, workspace: RunWorkspace, report: ReportFile, judgement: Judgement
+) -> bytes:
+    task, now = attempt.task, datetime.now(UTC)
+    steps = [*_next_steps(attempt, outcome)]
+    model = task.model.partition("@")[0]  # a URL may have a password in it
+    about = About(task.task, model, "", task.workspace, report.started_at, now, steps, judgement)
+    return render_page(about, outcome, workspace, report.record(outcome.stats))
+
+
+def _next_steps(attempt: Attempt, outcome: RunOutcome) -> Iterator[str]:
+    """What a reader can do with the changes. No command but `git apply` touches the source."""
+    task = attempt.task
+    if outcome.changes or outcome.ignored:
+        yield f"the agent worked on a copy, which was removed: {escape_path(task.workspace)} itself was only read"
+    if outcome.is_masked:
+        yield MASKED
+    if outcome.patch:
+        source = local_source(task)
+        if source is not None and source.is_dir():
+            command = how_to_apply(attempt.directory / PATCH, source)
+            yield f"`{command}` applies the changes there"
+        else:
+            yield f"{PATCH} beside this page has the changes, for `git apply` in files of your own"
 
 
 def _open(task: BatchTask, place: Path) -> RunWorkspace:
     """Raises OSError, ValueError or SandboxUnavailableError."""
     hide = HiddenFiles(task.hide)
     if task.kind == "memory":
-        return MemoryWorkspace(place / "tree", store=place / "store", hide=hide)
+        copy = MemoryWorkspace(place / "tree", store=place / "store", hide=hide)
+        _drop_options(copy)
+        return copy
     workspace = DiskWorkspace(place / "tree", store=place / "store", hide=hide)
+    _drop_options(workspace)
     if task.kind == "podman":
         limits = task.limits
         container = Place(
@@ -164,19 +202,29 @@ def _open(task: BatchTask, place: Path) -> RunWorkspace:
     return workspace
 
 
-def _check(task: BatchTask, workspace: RunWorkspace, attempt: Attempt) -> str:
-    """Run the checks in the container. Return why they failed, or nothing."""
+def _drop_options(workspace: RunWorkspace) -> None:
+    """Take an option that no task has out of the reasons why a path is left out."""
+    workspace.left_out = [replace(one, reason=one.reason.removesuffix(NO_HIDE)) for one in workspace.left_out]
+    workspace.refused = {path: reason.removesuffix(NO_HIDE) for path, reason in workspace.refused.items()}
+
+
+def _check(task: BatchTask, workspace: RunWorkspace, attempt: Attempt) -> tuple[str, list[CheckEnded]]:
+    """Run the checks in the container until one fails. Return why it failed, or nothing, and how each ended."""
+    found = list[CheckEnded]()
     if not task.checks:
-        return ""
+        return "", found
     assert isinstance(workspace, DiskWorkspace)
     assert workspace.sandbox is not None
     for number, command in enumerate(task.checks, 1):
         ended = workspace.sandbox.run(command, timeout_seconds=task.limits.command_seconds or CHECK_SECONDS)
         said = workspace.secrets.mask(f"$ {command}\n{ended.stdout}{ended.stderr}[{ended.exit_code}]\n")
-        (attempt.directory / f"check-{number}.log").write_text(said, errors="replace")
+        log = f"check-{number}.log"
+        (attempt.directory / log).write_text(said, errors="replace")
+        how = workspace.secrets.mask(ended.failure or f"exit code {ended.exit_code}")
+        found.append(CheckEnded(workspace.secrets.mask(command), how, log))
         if ended.failure or ended.exit_code:
-            return one_line(f"{command}: {ended.failure or f'exit code {ended.exit_code}'}", 1000)
-    return ""
+            return one_line(f"{found[-1].command}: {how}", 1000), found
+    return "", found
 
 
 def _result(

@@ -132,7 +132,7 @@ def status(invocation: Invocation, out: Path) -> int:
 
     lines = [*_lines(summary), "it runs" if is_running else "nothing runs it"]
     if summary.without_result and not is_running:
-        lines[-1] += f": `ringfence batch resume {shlex.quote(str(out))}` goes on"
+        lines[-1] += f": {_resuming(out)} goes on"
     put("".join(f"{printable(line)}\n" for line in lines).encode())
     return 0
 
@@ -161,7 +161,7 @@ def requeue(invocation: Invocation, out: Path, ids: tuple[str, ...], outcomes: t
         result = ledger.result(task_id)
         if result is not None and (not outcomes or result.outcome in outcomes) and ledger.requeue(task_id):
             chosen.append(task_id)
-    _report(invocation, "requeued", chosen, f": `ringfence batch resume {shlex.quote(str(out))}` runs them")
+    _report(invocation, "requeued", chosen, f": {_resuming(out)} runs them")
     return 0
 
 
@@ -179,6 +179,10 @@ def cancel(invocation: Invocation, out: Path, ids: tuple[str, ...]) -> int:
     chosen = [task_id for task_id in _known(ledger, ids) if ledger.cancel(task_id, "by `ringfence batch cancel`")]
     _report(invocation, "cancelled", chosen)
     return 0
+
+
+def _resuming(out: Path, engine: EngineName = "local") -> str:
+    return f"`ringfence batch resume {shlex.quote(str(out))}{'' if engine == 'local' else f' --engine {engine}'}`"
 
 
 def _report(invocation: Invocation, what: str, chosen: Sequence[str], then: str = "") -> None:
@@ -240,10 +244,10 @@ def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given:
         for line in _lines(summary):
             errors.say(line)
     if is_interrupted:
-        errors.say(f"ringfence: interrupted: `ringfence batch resume {shlex.quote(str(out))}` goes on")
+        errors.say(f"ringfence: interrupted: {_resuming(out, given['engine'])} goes on")
         return INTERRUPTED
     if summary.without_result:  # queued again meanwhile
-        errors.say(f"ringfence: `ringfence batch resume {shlex.quote(str(out))}` runs those without a result")
+        errors.say(f"ringfence: {_resuming(out, given['engine'])} runs those without a result")
     elif not given["quiet"]:
         errors.say(f"see {out / 'index.html'}")
     return summary.exit_code

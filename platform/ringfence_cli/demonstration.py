@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -108,7 +109,8 @@ def demonstrate(
     for what, has_happened in happened.items():
         errors.say(f"{'yes' if has_happened else 'NO '}  {what}")
     if keep is not None:
-        errors.say(f"`ringfence log {keep}` has the steps, and `ringfence undo {keep}` reverses the newest")
+        named = shlex.quote(str(keep))
+        errors.say(f"`ringfence log {named}` has the steps, and `ringfence undo {named}` reverses the newest")
     else:
         errors.say("its directory is removed again: `ringfence demo --keep DIR` leaves it to look at")
     return 0 if all(happened.values()) else 1

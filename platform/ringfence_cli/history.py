@@ -419,7 +419,7 @@ def _interrupted(directory: Path, before: str | None) -> str:
         if before not in (None, newest.commit) and newest.number is not None:
             back = f"`ringfence undo {_quoted(directory)}` reverses it"
             return f"interrupted after step {newest.number} ({newest.tool}) was committed: {back}"
-    return "interrupted; `ringfence log` has what is done"
+    return f"interrupted; `ringfence log {_quoted(directory)}` has what is done"
 
 
 def recovery(recovered: Recovered, directory: Path) -> str:

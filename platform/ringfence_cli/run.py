@@ -48,6 +48,7 @@ from ringfence_cli.telemetry import telemetry_of
 from ringfence_cli.workspace import in_memory, on_disk, recovered_before_copy, start_container
 from ringfence_sandbox import describe_replaced_root
 from ringfence_tools.agent_run import (
+    MASKED,
     AgentTask,
     RunOutcome,
     RunStats,
@@ -60,7 +61,15 @@ from ringfence_tools.model_specs import model_of
 from ringfence_tools.own_code import sections_of
 from ringfence_tools.place import WorkspaceKind
 from ringfence_tools.policy_specs import is_code
-from ringfence_tools.printable import ignored_line, line_counts, plural, printable, unpatchable_changes, why
+from ringfence_tools.printable import (
+    how_to_apply,
+    ignored_line,
+    line_counts,
+    plural,
+    printable,
+    unpatchable_changes,
+    why,
+)
 from ringfence_tools.run_workspace import RunWorkspace, protect_path
 
 if TYPE_CHECKING:
@@ -438,7 +447,7 @@ def _next_steps(run: Run, directory: Path, outcome: RunOutcome) -> Iterator[str]
     for path in outcome.mixed:
         yield f"others changed the same lines of {escape_path(path)} meanwhile: its diff has their changes, too"
     if outcome.is_masked:
-        yield "the patch has masks in the place of secrets: it gives other files than those that the run has changed"
+        yield MASKED
     if outcome.applied and workspace.history is None:
         yield f"applied to {directory}"
     if steps := workspace.own_steps():
@@ -456,7 +465,7 @@ def _next_steps(run: Run, directory: Path, outcome: RunOutcome) -> Iterator[str]
         return
     yield f"{directory} is as it was"
     if options.patch is not None:
-        yield f"the patch is in {options.patch}: apply it there with `git apply`"
+        yield f"the patch is in {options.patch}: `{how_to_apply(options.patch, directory)}` applies it"
     elif outcome.outcome == "interrupted":
         yield "what was committed before is not kept; --patch FILE keeps it"
     elif outcome.outcome == "done":

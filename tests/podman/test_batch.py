@@ -49,5 +49,9 @@ def test_checks_and_deadlines_of_tasks_in_containers(repo: Path, tmp_path: Path,
     assert found["nowhere"] is not None
     assert found["nowhere"][0] == "infra-failed"
     assert (batch.ledger.directory("bad") / "attempts/1/check-2.log").read_text().startswith("$ grep three b.txt")
+    page = (batch.ledger.directory("bad") / "attempts/1/report.html").read_text()
+    assert "A check failed" in page
+    assert "check-2.log" in page
+    assert "ringfence undo" not in page
     labels = [container.labels for container in podman.client.containers.list(all=True)]
     assert not [label for label in labels if "ringfence-batch-" in str(label)]

@@ -25,26 +25,27 @@ class Repository:
     def __init__(self, root: str) -> None:
         self._top, self._git = _found(Path(os.path.realpath(root)))
         base = os.path.relpath(os.path.realpath(root), self._top)
-        self._base = "" if base == os.curdir else base
+        self.base = "" if base == os.curdir else base
+        """The path of the tree in the repository. Empty: it is the repository's root, or has none."""
 
     def ignored(self, read: Callable[[str], bytes | None]) -> IgnoredPaths:
         """Return the ignored paths of the tree. ``read`` returns the bytes of a file of the tree as the run found
         it, or None if there is none."""
         if self._git is None:
             return IgnoredPaths(read)
-        inside = f"{self._base}/" if self._base else ""
+        inside = f"{self.base}/" if self.base else ""
 
         def read_any(path: str) -> bytes | None:
             return read(path.removeprefix(inside)) if path.startswith(inside) else _content(self._top / path)
 
         common = self._git / (_content(self._git / "commondir") or b".").decode(errors="surrogateescape").strip()
         excluded = _content(common / "info" / "exclude") or b""
-        found = IgnoredPaths(read_any, tracks=self._tracked(read), excluded=excluded, base=self._base)
+        found = IgnoredPaths(read_any, tracks=self._tracked(read), excluded=excluded, base=self.base)
         return IgnoredPaths(read) if found.has_all else found
 
     def _tracked(self, read: Callable[[str], bytes | None]) -> Callable[[str], bool]:
         """Whether git's index has a path, now or as the run found it: a command may have taken a path out of it."""
-        is_in_tree = self._git == self._top / GIT and not self._base
+        is_in_tree = self._git == self._top / GIT and not self.base
 
         @cache
         def indexes() -> Sequence[Collection[str] | None]:
