@@ -6,15 +6,13 @@ import os
 import shutil
 import tarfile
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
+from ringfence_batch.archives import ARCHIVES, trust, unpack_archive
 from ringfence_batch.task import BatchTask
 from ringfence_sandbox import checkout_revision
-
-_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
 
 class SourceError(ValueError):
@@ -67,44 +65,29 @@ def pack_source(task: BatchTask, into: Path) -> None:
 
 def _of_anybody(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """The files are those of whoever unpacks them, as those of a copy are."""
-    return member.replace(uid=os.getuid(), gid=os.getgid(), uname="", gname="", deep=False)
+    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    return member
 
 
 def unpack_source(pack: Path, into: Path) -> None:
     """Unpack what `pack_source` has packed to `into`, which does not exist yet. Raises OSError."""
     with tarfile.open(pack) as packed:
-        packed.extractall(into, filter="fully_trusted")  # noqa: S202  # links that lead outside are part of a tree
+        trust(packed).extractall(into)  # noqa: S202  # links that lead outside are part of a tree
 
 
 def _copy(source: Path, into: Path) -> None:
     if source.is_dir():
         shutil.copytree(source, into, symlinks=True, ignore=_special)
-    elif source.name.endswith(_ARCHIVES):
-        _unpack(source, into)
+    elif source.name.endswith(ARCHIVES):
+        unpack_archive(source, into)
     else:
-        raise SourceError("it is no directory, and no archive that ends in " + ", ".join(_ARCHIVES))
+        raise SourceError(f"it is no directory, and no archive that ends in {', '.join(ARCHIVES)}")
 
 
 def _special(directory: str, names: list[str]) -> list[str]:
     """Sockets, pipes and devices, which are no content."""
     there = ((name, Path(directory, name)) for name in names)
     return [name for name, path in there if not (path.is_symlink() or path.is_file() or path.is_dir())]
-
-
-def _unpack(archive: Path, into: Path) -> None:
-    """Unpack an archive. If all of it is in one directory, that is the workspace."""
-    with tempfile.TemporaryDirectory(dir=into.parent) as place:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as zipped:
-                zipped.extractall(place)  # noqa: S202  # it takes no names that lead elsewhere
-        else:
-            with tarfile.open(archive) as packed:
-                packed.extractall(place, filter="data")  # nothing outside of the place, and no devices
-        entries = list(Path(place).iterdir())
-        root = entries[0] if len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink() else Path(place)
-        into.mkdir()
-        for entry in list(root.iterdir()):
-            entry.rename(into / entry.name)
 
 
 def _fetch(url: str, into: Path) -> None:
