@@ -504,15 +504,45 @@ def test_the_tests_of_one_policy_are_not_those_of_another() -> None:
     "arguments",
     [
         {"command": "pytest"},
-        {"command": "  pytest -q tests/test_a.py "},
-        {"command": "pytest -k 'a and b' \"x\""},
+        {"command": "  pytest tests/test_a.py "},
+        {"command": "pytest 'a and b' \"x\""},
         {"command": "pytest", "cwd": ".", "env": {}},
-        {"argv": ["pytest", "-k", "a and (b)"]},
+        {"argv": ["pytest", "tests/a and (b)"]},
         {"command": "make check"},
+        {"command": "npm test -- --run"},
+        {"command": "go test -v -count=1 ./..."},
     ],
 )
 def test_a_command_that_is_named_counts_as_the_tests(arguments: dict[str, object]) -> None:
-    assert counts(["pytest*", "make check"], arguments)
+    assert counts(["pytest*", "make check", "npm test -- --run", "go test -v -count=1*"], arguments)
+
+
+def test_words_that_are_globs_stand_for_words() -> None:
+    for pattern in ("*", "* tests/*", "pytest *", "pytest tests*", "py?est tests/*", "pytest [t]ests/a.py"):
+        assert counts(pattern, {"command": "pytest tests/a.py"}), pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "commands"),
+    [
+        (
+            "pytest*",
+            "pytest -h|pytest -V|pytest -qh|pytest --markers|pytest --fixtures|pytest --collect-only|pytest --co tests|"
+            "pytest --help|pytest --version|pytest --setup-plan|pytest --deselect tests|pytest -k nothing|pytest -q|"
+            "pytest -o addopts=--co|pytest -c other.ini|pytest @options|pytest-watch|pytest --|pytest -*",
+        ),
+        ("pytest -q*", "pytest|pytest -qh|pytest -q -h|pytest -q --co|pytest -q -k x|pytest -k -q|pytest tests -q"),
+        ("python -m pytest*", "python -m pytest --co|python -m pytest_other|python -h -m pytest|python -c pytest"),
+        ("make test*", "make test -n|make -n test|make test --dry-run|make test T=true|make test T:=x|make tests -q"),
+        ("npm test*", "npm test --help|npm test -- --passWithNoTests|npm --prefix elsewhere test"),
+        ("go test*", "go test -run none ./...|go test -list . ./...|go test -c|go test -n ./..."),
+        ("cargo test*", "cargo test --no-run|cargo test -- --list|cargo test -h"),
+        ("ctest", "ctest -N|ctest --show-only"),
+    ],
+)
+def test_what_runs_no_test_does_not_count_unless_its_options_are_named(pattern: str, commands: str) -> None:
+    for command in commands.split("|"):
+        assert not counts(pattern, {"command": command}), command
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,8 @@ class CommandOutcome:
     """The requested directory, or the one in which the command before ended. Empty or ".": the root."""
     network: tuple[HostTraffic, ...] = ()
     """The hosts that it connected to or wanted to, where hosts are allowed by name."""
+    kept_variables: tuple[str, ...] = ()
+    """The variables that it began with since earlier commands had exported, changed or unset them."""
 
     @property
     def changed_paths(self) -> tuple[str, ...]:
@@ -369,7 +371,8 @@ class PodmanSandboxSection(Section[None]):
             environment=began_with,
         )
         reason = "as rollback_on_error asks" if params.rollback_on_error else None
-        result = _result(ended, cwd or ("" if began_with is None else began_with.cwd), reason)
+        kept = () if began_with is None else tuple(sorted(began_with.variables))
+        result = _result(ended, cwd or ("" if began_with is None else began_with.cwd), reason, kept)
         if result.success and began_with is not None and ended.environment not in (None, began_with):
             context.session[ShellEnvironment].seed(ended.environment)
             if ended.environment.cwd != began_with.cwd:
@@ -427,7 +430,9 @@ def _external_effects(sandbox: PodmanSandbox) -> str:
     return f"its commands have {' and '.join(had)}" if had else ""
 
 
-def _result(ended: CommandResult, began_in: str, rollback_reason: str | None) -> ToolResult[CommandOutcome]:
+def _result(
+    ended: CommandResult, began_in: str, rollback_reason: str | None, kept_variables: tuple[str, ...] = ()
+) -> ToolResult[CommandOutcome]:
     """``rollback_reason`` is why a command with another exit code than 0 is rolled back; None keeps its changes."""
     outcome = CommandOutcome(
         ended.exit_code,
@@ -439,6 +444,7 @@ def _result(ended: CommandResult, began_in: str, rollback_reason: str | None) ->
         ended.leftovers,
         began_in=began_in,
         network=() if ended.network is None else ended.network.hosts,
+        kept_variables=kept_variables,
     )
     if ended.failure:
         return ToolResult(f"{outcome.summary()}; {ended.failure}; what it did is rolled back", outcome, success=False)

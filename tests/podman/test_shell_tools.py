@@ -369,6 +369,25 @@ def test_tests_that_run_where_another_command_has_left_the_shell_do_not_count(sa
         assert call("shell_execute", release).success
 
 
+@pytest.mark.parametrize("variable", ["PATH=/workspace/bin:$PATH", "PYTEST_ADDOPTS=--collect-only", "X="])
+def test_tests_that_begin_with_a_variable_of_another_command_do_not_count(
+    sandbox: PodmanSandbox, variable: str
+) -> None:
+    session = Session()
+    section = PodmanSandboxSection(session=session, sandbox=sandbox, policies=(), keep_environment=True)
+    tests = RequireCleanTestsPolicy("shell_execute", command="true", paths=["released"])
+    prompt = Prompt(PromptTemplate(ns="tests", key="shell", sections=[section], policies=[tests]))
+    with prompt.resources:
+        call = ToolExecutor(prompt=prompt, session=session).call
+        name, release = variable.partition("=")[0], {"command": "echo x > released"}
+        assert call("shell_execute", {"command": f"export OLD=$PATH {variable}"}).success
+        assert call("shell_execute", {"command": "true"}).success
+        assert "no other option or variable" in call("shell_execute", release).message
+        assert call("shell_execute", {"command": f"unset {name}; export PATH=$OLD; unset OLD"}).success
+        assert call("shell_execute", {"command": "true"}).success
+        assert call("shell_execute", release).success
+
+
 def test_what_a_command_really_changed_is_seen_by_policies_before_it_is_kept(sandbox: PodmanSandbox) -> None:
     root = Path(sandbox.filesystem.root)
     (root / ".git").mkdir()

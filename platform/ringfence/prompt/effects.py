@@ -248,8 +248,9 @@ class RequireCleanTestsPolicy(BasePolicy):
 
         Args:
             command: globs for the command that counts as the tests, of a tool that runs any: all of its words, such as
-                ``pytest`` or ``pytest tests*``. It counts alone, in the root, without variables of its own: with
-                others, pipes, redirections or expansions it does not, nor with ``--help`` or ``--version``.
+                ``pytest -q``, or ``pytest*`` for ``pytest`` with any further words but options. An option counts only
+                if it is named. The command counts alone, in the root, without variables of its own or of earlier
+                commands: with others, pipes, redirections or expansions it does not.
 
         Raises:
             PromptValidationError: nothing has to wait, or the test tool has to wait for itself.
@@ -302,7 +303,8 @@ class RequireCleanTestsPolicy(BasePolicy):
     def _decision(self, what: str, context: ToolContext) -> PolicyDecision:
         if self.test_tool in policy_state(context, self.name, self._scope(context)).invoked_tools:
             return ALLOW
-        alone = f" with {' or '.join(map(repr, self.command))}, alone and in the root," if self.command else ""
+        named = " or ".join(map(repr, self.command))
+        alone = f" with {named}, alone, in the root, with no other option or variable," if named else ""
         return PolicyDecision.deny(
             f"{what} has to wait: run {self.test_tool}{alone} first, it has not passed since a change"
         )
@@ -370,7 +372,9 @@ def _has_file(version: FileVersion | None) -> bool:
 
 # Other commands beside it, redirections, expansions, comments: also where they are quoted, `argv` is there for that.
 _MORE_THAN_WORDS = re.compile(r"[|&;<>()$`\\\n\r#]")
-_RUN_NOTHING = frozenset({"--help", "--version"})
+# What makes another command of the same program: an option, a file of options, a variable of `make`.
+_OPTION = re.compile(r"[-@]|[A-Za-z_]\w*[:+?!]*=")
+_GLOB = re.compile(r"[*?\[]")
 
 
 def runs(params: Any, patterns: Sequence[str], value: object = None) -> bool:
@@ -379,16 +383,33 @@ def runs(params: Any, patterns: Sequence[str], value: object = None) -> bool:
     The parameters have a text for a shell, ``command``, or words, ``argv``; of both, the words with a blank between
     them have to match as a whole. A text has to be one command of plain and quoted words. It has to run in the root
     with nothing in its environment and nothing to read: ``cwd``, ``env`` and ``stdin`` make another command of it, and
-    so does, in the result's ``value``, that it ``began_in`` another directory, where the one before it had ended.
+    so does, in the result's ``value``, that it ``began_in`` another directory, where the one before it had ended, or
+    with ``kept_variables`` of earlier commands.
     """
     given = {name: getattr(params, name, None) for name in ("command", "argv", "cwd", "env", "stdin")}
     words = _words(given["command"], given["argv"])
-    if not words or "=" in words[0] or words[0] == "!" or _RUN_NOTHING.intersection(words):
+    if not words or "=" in words[0] or words[0] == "!" or getattr(value, "kept_variables", ()):
         return False
     directories = given["cwd"], getattr(value, "began_in", None)
     if given["env"] or given["stdin"] or any(place not in (None, "", ".") for place in directories):
         return False
-    return any(fnmatchcase(" ".join(words), pattern) for pattern in patterns)
+    return any(_fits(words, pattern) for pattern in patterns)
+
+
+def _fits(words: Sequence[str], pattern: str) -> bool:
+    """Whether words match a glob. ``*`` stands neither for an option nor, at the end, for the rest of a name.
+
+    ``pytest --collect-only`` ends with 0 and runs no test, and each runner has options of that kind.
+    """
+    named = [word.rstrip("*") for word in pattern.split()]
+    if named[0] and not _GLOB.search(named[0]) and words[0] != named[0]:
+        return False
+    if any(_OPTION.match(word) and word not in named for word in words[1:]):
+        return False
+    text, before = " ".join(words), pattern.rstrip("*")
+    if before == pattern or not re.search(r"[\w-]\Z", before):
+        return fnmatchcase(text, pattern)
+    return fnmatchcase(text, before) or fnmatchcase(text, f"{before}[!A-Za-z0-9_-]*")
 
 
 def _words(command: object, argv: Any) -> Sequence[str]:
