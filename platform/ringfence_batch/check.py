@@ -7,11 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from ringfence.errors import PromptValidationError
+from ringfence.filesystem.hidden import HiddenFiles
+from ringfence.filesystem.paths import escape_path
 from ringfence_batch.sources import local_source
 from ringfence_batch.task import BatchTask, TaskFileError
 from ringfence_tools.model_specs import model_of
-from ringfence_tools.policy_specs import is_code, parse_specs
+from ringfence_tools.policy_specs import is_code, parse_specs, refuse_path_of_host
 from ringfence_tools.spec_error import SpecError
+from ringfence_tools.unused_patterns import unused_patterns
 
 
 def check_tasks(tasks: Sequence[BatchTask]) -> None:
@@ -26,6 +30,18 @@ def check_tasks(tasks: Sequence[BatchTask]) -> None:
     problems = [f"{task.id}: {problem}" for task in tasks for problem in _problems(task, models)]
     if problems:
         raise TaskFileError(problems)
+
+
+def describe_unused_patterns(tasks: Sequence[BatchTask]) -> Sequence[str]:
+    """Return a line for each pattern of tasks that fits no path of their directory now. The tasks were checked."""
+    found: dict[str, None] = {}
+    for task in {(task.workspace, task.policies, task.hide): task for task in tasks}.values():
+        local = local_source(task)
+        if task.revision is None and local is not None and local.is_dir():
+            policies = parse_specs([spec for spec in task.policies if not is_code(spec)], local)
+            lines = unused_patterns(policies, HiddenFiles(task.hide), local)
+            found |= dict.fromkeys(f"{escape_path(str(local))}: {line}" for line in lines)
+    return [*found]
 
 
 def _problems(task: BatchTask, models: dict[str, str]) -> Iterator[str]:
@@ -43,7 +59,10 @@ def _problems(task: BatchTask, models: dict[str, str]) -> Iterator[str]:
         yield models[task.model]
     try:
         parse_specs([spec for spec in task.policies if not is_code(spec)], local or Path())
-    except (SpecError, OSError) as error:
+        for pattern in task.hide:
+            refuse_path_of_host(pattern, local or Path())
+        HiddenFiles(task.hide)
+    except (PromptValidationError, SpecError, OSError, ValueError) as error:
         yield str(error)
     for spec in (*task.sections, *filter(is_code, task.policies)):
         file = spec.rpartition(":")[0]

@@ -91,6 +91,12 @@ def run(invocation: Invocation, tasks: Path, out: Path, **given: Any) -> int:
         found = read_tasks(tasks)
         if given["engine"] == "local":  # other machines have files and variables of their own
             check_tasks(found)
+            if not given["quiet"]:
+                from ringfence_batch.check import describe_unused_patterns
+                from ringfence_cli.outputs import MAX_LISTED, ErrorStream
+
+                for line in describe_unused_patterns(found)[:MAX_LISTED]:
+                    ErrorStream().say(line)
         return Batch(found, out=out, retries=given["retries"])
 
     return _drive(invocation, begin, out, given)

@@ -213,7 +213,7 @@ def serve(
             allow_host,
             receipts,
             read_only,
-            hidden_of(hidden_globs, no_hide),
+            hidden_of(hidden_globs, no_hide, directory),
             policies,
             sections,
             max_answer,

@@ -318,8 +318,10 @@ def hiding(command: CommandT) -> CommandT:
     return command
 
 
-def hidden_of(hidden_globs: Sequence[str], no_hide: bool, *, remembered: bool = False) -> HiddenFiles | None:
-    """Return the rule by which files are hidden; None for that which the store remembers.
+def hidden_of(
+    hidden_globs: Sequence[str], no_hide: bool, directory: Path, *, remembered: bool = False
+) -> HiddenFiles | None:
+    """Return the rule by which files of a directory are hidden; None for that which the store remembers.
 
     Raises click.BadParameter for a bad pattern.
     """
@@ -329,8 +331,13 @@ def hidden_of(hidden_globs: Sequence[str], no_hide: bool, *, remembered: bool = 
     if remembered and not hidden_globs and not no_hide:
         return None
     try:
+        if hidden_globs:
+            from ringfence_tools.policy_specs import refuse_path_of_host  # what a start without --hide does not load
+
+            for glob in hidden_globs:
+                refuse_path_of_host(glob, directory)
         return HiddenFiles(hidden_globs, usual=not no_hide)
-    except PromptValidationError as error:
+    except (PromptValidationError, ValueError) as error:
         raise click.BadParameter(str(error), param_hint="'--hide'") from None
 
 

@@ -71,6 +71,7 @@ from ringfence_tools.printable import (
     why,
 )
 from ringfence_tools.run_workspace import RunWorkspace, protect_path
+from ringfence_tools.unused_patterns import unused_patterns
 
 if TYPE_CHECKING:
     from ringfence_cli.terminal import Terminal
@@ -105,7 +106,8 @@ class RunOptions:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> RunOptions:
         given = {**given}
-        hide = hidden_of(given.pop("hidden_globs"), given.pop("no_hide"), remembered=given["resume"])
+        globs, no_hide = given.pop("hidden_globs"), given.pop("no_hide")
+        hide = hidden_of(globs, no_hide, given["directory"], remembered=given["resume"])
         names = cls.__dataclass_fields__.keys() & given.keys()
         container = {name: value for name, value in given.items() if name not in names}
         return cls(**{name: given[name] for name in names}, hide=hide, container=container)
@@ -280,6 +282,8 @@ def _announce(run: Run, errors: ErrorStream) -> None:
     if run.limits.asks and run.terminal is None:
         errors.say(NOBODY_AT_START)
     for line in left_out_lines(run.task.workspace.left_out):
+        errors.say(line)
+    for line in unused_patterns(run.task.policies, run.options.hide, run.options.directory)[:MAX_LISTED]:
         errors.say(line)
     if run.is_resumed:
         errors.say(f"goes on with {run.limits.describe()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -10,6 +11,8 @@ from ringfence.filesystem.paths import directories_above
 from ringfence.filesystem.search import ALTERNATIVES, path_filter
 
 Matches = Callable[[str], bool]
+_CLASS = re.compile(r"(?<!\\)\[[!^]?(\]?[^\]]*)\]")
+_RANGE = re.compile(r"([^\\])-([^\\])")
 
 
 def folded(path: str) -> str:
@@ -51,6 +54,14 @@ def _tests(pattern: str) -> Iterator[Matches]:
     if ".." in pattern.split("/"):
         message = f"{pattern!r} is from the root of the workspace, so it cannot have '..'"
         raise PromptValidationError(message, placeholder=pattern)
+    if pattern != pattern.strip():
+        message = f"{pattern!r} begins or ends with a blank: leave it out (a blank itself is [ ])"
+        raise PromptValidationError(message, placeholder=pattern)
+    for found in _CLASS.finditer(pattern):
+        if (empty := next((one for one in _RANGE.findall(found[1]) if one[0] > one[1]), None)) is not None:
+            first, last = empty
+            message = f"no character is in the range {first}-{last} of {pattern!r}: write {last}-{first}"
+            raise PromptValidationError(message, placeholder=pattern)
     try:
         yield path_filter(pattern)
         if pattern.endswith("/**") and pattern.strip("/*"):

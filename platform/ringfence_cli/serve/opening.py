@@ -34,6 +34,7 @@ from ringfence_tools.own_code import sections_of
 from ringfence_tools.printable import why
 from ringfence_tools.run_workspace import protect_path
 from ringfence_tools.spec_error import SpecError
+from ringfence_tools.unused_patterns import unused_patterns
 
 if TYPE_CHECKING:
     from ringfence.filesystem.ignored import IgnoredPaths
@@ -135,7 +136,7 @@ class LazyWorkspace:
         stack.enter_context(masked_logs(workspace.secrets))
         self._try_client(workspace, sections)
         self._receipts = _open_receipts(options.receipts, workspace, stack)
-        for line in workspace.notes:
+        for line in (*workspace.notes, *unused_patterns(policies, options.hide, options.directory)):
             say(line)
         return workspace
 
