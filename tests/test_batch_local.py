@@ -52,8 +52,10 @@ def test_archives_urls_and_revisions_are_sources(repo: Path, tmp_path: Path) -> 
     with tarfile.open(tmp_path / "repo.tar.gz", "w:gz") as archive:
         archive.add(repo, "repo-1.0")
     git = ["git", "-C", str(repo), "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"]):
+    submodule = f"160000,{'1' * 40},sub/module"
+    for words in (["init", "-q"], ["add", "-A"], ["update-index", "--add", "--cacheinfo", submodule]):
         subprocess.run([*git, *words], check=True)
+    subprocess.run([*git, "commit", "-qm", "one"], check=True)
     (repo / "a.txt").write_text("later\n")
     model = script(repo, "model", *TURNS)
     tasks = [
@@ -63,15 +65,20 @@ def test_archives_urls_and_revisions_are_sources(repo: Path, tmp_path: Path) -> 
         BatchTask("missing", str(tmp_path / "nowhere"), "Mend it.", model),
         BatchTask("no-revision", str(repo), "Mend it.", model, revision="v9"),
     ]
-    batch = Batch(tasks, out=tmp_path / "out")
+    batch = Batch(tasks, out=tmp_path / "out", retries=0)
     batch.run(jobs=1)
     expected = dict.fromkeys(("archive", "url", "revision"), "done") | dict.fromkeys(
-        ("missing", "no-revision"), "task-failed"
+        ("missing", "no-revision"), "infra-failed"
     )
     assert outcomes(batch) == expected
     missing = batch.ledger.result("missing")
     assert missing is not None
     assert str(tmp_path / "nowhere") in missing.cause
+    revision = batch.ledger.result("revision")
+    assert revision is not None
+    assert {one["path"] for one in revision.details["left_out"]} == {".git", "sub/module"}
+    page = (batch.ledger.directory("revision") / "attempts/1/report.html").read_text()
+    assert "a submodule" in page
 
 
 def test_outcomes_tell_a_failed_task_from_failed_infrastructure(repo: Path, tmp_path: Path) -> None:
@@ -87,10 +94,10 @@ def test_outcomes_tell_a_failed_task_from_failed_infrastructure(repo: Path, tmp_
         "done": "done",
         "used-up": "task-failed",
         "provider": "infra-failed",
-        "wrong": "task-failed",
+        "wrong": "infra-failed",
     }
     assert batch.ledger.attempts("provider") == 2  # tried again once
-    assert progress.retries == 1
+    assert progress.retries == 2
 
 
 def test_what_has_a_result_never_runs_again(repo: Path, tmp_path: Path) -> None:
@@ -182,7 +189,7 @@ def test_a_second_driver_is_refused(repo: Path, tmp_path: Path) -> None:
     assert outcomes(batch) == {"slow": "done"}
 
 
-def test_a_damaged_archive_is_a_failed_task_and_a_file_url_is_a_copy_of_links(repo: Path, tmp_path: Path) -> None:
+def test_a_damaged_archive_is_no_failed_task_and_a_file_url_is_a_copy_of_links(repo: Path, tmp_path: Path) -> None:
     (tmp_path / "half.tgz").write_bytes(b"\x1f\x8b\x08\x00\x00")
     (tmp_path / "half.zip").write_bytes(b"PK\x05\x06")
     (tmp_path / "outside").write_text("outside\n")
@@ -192,7 +199,7 @@ def test_a_damaged_archive_is_a_failed_task_and_a_file_url_is_a_copy_of_links(re
         *(replace(task(repo, f"half{end}"), workspace=str(tmp_path / f"half{end}")) for end in (".tgz", ".zip")),
         replace(task(repo, "url", {"tool_calls": [link]}, {"text": "Done."}), workspace=repo.as_uri()),
     ]
-    batch = Batch(tasks, out=tmp_path / "results")
+    batch = Batch(tasks, out=tmp_path / "results", retries=0)
     batch.run(jobs=1)
-    assert outcomes(batch) == {"half.tgz": "task-failed", "half.zip": "task-failed", "url": "done"}
+    assert outcomes(batch) == {"half.tgz": "infra-failed", "half.zip": "infra-failed", "url": "done"}
     assert "outside\\n" not in (batch.ledger.directory("url") / "attempts/1/receipts.jsonl").read_text()

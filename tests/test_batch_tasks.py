@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dulwich.repo import Repo
 
 from ringfence_batch import BatchTask, TaskFileError, check_tasks, read_tasks
 
@@ -102,7 +106,18 @@ def test_what_a_task_names_and_is_not_there_is_told_before_anything_is_started(
     (tmp_path / "repo").mkdir()
     (tmp_path / "model.jsonl").write_text('{"text": "Done."}\n')
     good = TASK | {"workspace": str(tmp_path / "repo"), "model": f"script:{tmp_path / 'model.jsonl'}"}
+    (tmp_path / "half.tgz").write_bytes(gzip.compress(os.urandom(5000))[:2000])
+    (tmp_path / "half.zip").write_bytes(b"PK\x05\x06")
+    with zipfile.ZipFile(tmp_path / "flipped.zip", "w") as zipped:
+        zipped.writestr("a.txt", "one one one")
+    flipped = (tmp_path / "flipped.zip").read_bytes().replace(b"one one", b"one two")
+    (tmp_path / "flipped.zip").write_bytes(flipped)
+    (tmp_path / "no.rar").write_text("")
+    Repo.init(tmp_path / "git", mkdir=True).close()
     wrong: list[dict[str, Any]] = [
+        *({"workspace": name} for name in ("half.tgz", "half.zip", "flipped.zip", "no.rar")),
+        {"workspace": "git", "revision": "v9"},
+        {"workspace": "repo", "revision": "HEAD"},
         {"workspace": "nowhere"},
         {"model": "opnai:gpt"},
         {"model": "openai:gpt"},

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,12 +92,25 @@ def test_wrong_tasks_are_all_named_and_nothing_is_begun(place: Place) -> None:
 
 
 def test_a_batch_with_a_failed_task_exits_with_1_and_says_why(place: Place) -> None:
-    (place.directory / "wrong.zip").write_text("no archive")
-    place.write(place.task("wrong", workspace="wrong.zip"), place.task("used-up", limits={"turns": 1}))
+    place.write(place.task("a"), place.task("used-up", limits={"turns": 1}))
     done = place.run()
     assert done.returncode == 1
-    assert "2  task-failed" in done.stderr
-    assert "wrong.zip cannot be copied" in done.stderr
+    assert "1  task-failed" in done.stderr
+    assert "(used-up)" in done.stderr
+
+
+def test_a_source_that_is_damaged_later_says_nothing_of_the_task(place: Place) -> None:
+    with zipfile.ZipFile(place.directory / "repo.zip", "w") as zipped:
+        zipped.writestr("a.txt", "one\n")
+    place.write(place.task("a", workspace="repo.zip"))
+    Batch(read_tasks(place.tasks), out=place.out)
+    (place.directory / "repo.zip").write_text("no archive")
+    wrong = place.run()
+    assert (wrong.returncode, "repo.zip cannot be used" in wrong.stderr) == (2, True)
+    resumed = ringfence_text("batch", "resume", place.out, "--jobs", "1", "--retries", "0")
+    assert resumed.returncode == 4
+    assert "1  infra-failed" in resumed.stderr
+    assert "repo.zip cannot be copied" in resumed.stderr
 
 
 def test_a_directory_that_is_no_batch_or_one_of_other_tasks_is_refused(place: Place) -> None:
@@ -158,18 +172,18 @@ def test_a_batch_that_is_told_to_end_exits_with_130_and_goes_on_where_it_was(pla
 
 
 def test_a_terminal_shows_how_far_a_batch_is_until_ctrl_c(place: Place) -> None:
-    (place.directory / "no\x1b[31mzip.zip").write_text("no archive")
-    place.write(place.task("a"), place.task("b", workspace="no\x1b[31mzip.zip"), place.slow("slow"))
-    words = ["batch", "run", str(place.tasks), "--out", str(place.out), "--jobs", "1"]
+    (place.directory / "no\x1b[31mcode.py").write_text("section = None")
+    place.write(place.task("a"), place.task("b", sections=["no\x1b[31mcode.py:section"]), place.slow("slow"))
+    words = ["batch", "run", str(place.tasks), "--out", str(place.out), "--jobs", "1", "--retries", "0"]
     with Terminal([sys.executable, "-m", "ringfence_cli", *words]) as terminal:
-        terminal.wait_for("2 of 3 have a result, 1 done, 1 task-failed; 1 running")
-        terminal.wait_for("1  task-failed: the workspace")
+        terminal.wait_for("2 of 3 have a result, 1 done, 1 infra-failed; 1 running")
+        terminal.wait_for("1  infra-failed:")
         terminal.type("\x03")
         terminal.wait_for("no result")
         terminal.wait_for(f"`ringfence batch resume {place.out}` goes on")
         assert terminal.end() == 130
-    assert "\x1b[31mzip" not in terminal.raw
-    assert "\\x1b[31mzip" in terminal.raw
+    assert "\x1b[31mcode" not in terminal.raw
+    assert "\\x1b[31mcode" in terminal.raw
 
 
 def test_an_engine_that_is_not_installed_is_named_before_anything_is_begun(

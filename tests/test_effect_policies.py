@@ -528,9 +528,10 @@ def test_words_that_are_globs_stand_for_words() -> None:
         (
             "pytest*",
             (
-                "pytest -h|pytest -V|pytest -qh|pytest --markers|pytest --fixtures|pytest --collect-only|pytest --co tests|"
-                "pytest --help|pytest --version|pytest --setup-plan|pytest --deselect tests|pytest -k nothing|pytest -q|"
-                "pytest -o addopts=--co|pytest -c other.ini|pytest @options|pytest-watch|pytest --|pytest -*"
+                "pytest -h|pytest -V|pytest -qh|pytest --markers|pytest --fixtures|pytest --collect-only|"
+                "pytest --co tests|pytest --help|pytest --version|pytest --setup-plan|pytest --deselect tests|"
+                "pytest -k nothing|pytest -q|pytest -o addopts=--co|"
+                "pytest -c other.ini|pytest @options|pytest-watch|pytest --|pytest -*"
             ),
         ),
         ("pytest -q*", "pytest|pytest -qh|pytest -q -h|pytest -q --co|pytest -q -k x|pytest -k -q|pytest tests -q"),

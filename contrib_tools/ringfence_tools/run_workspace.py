@@ -258,9 +258,11 @@ class DiskWorkspace:
         """Where commands run, if they do."""
         self._place = Place()
 
-    def start_container(self, place: Place, progress: Callable[[str], None] | None = None) -> None:
-        """Start a container over the files. ``progress`` gets lines while an image is built. Raises
-        SandboxUnavailableError."""
+    def start_container(
+        self, place: Place, progress: Callable[[str], None] | None = None, *, project: Path | None = None
+    ) -> None:
+        """Start a container over the files. ``progress`` gets lines while an image is built. ``project`` is as for
+        `PodmanSandbox`. Raises SandboxUnavailableError."""
         from ringfence_sandbox import PodmanSandbox
 
         self.secrets.give(place.secret_values())
@@ -272,6 +274,7 @@ class DiskWorkspace:
             network=place.network or "none",
             secrets=self.secrets,
             progress=progress,
+            project=project,
         )
         try:
             sandbox.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import escape_path
-from ringfence_batch.sources import local_source
+from ringfence_batch.sources import SourceError, check_source, local_source
 from ringfence_batch.task import BatchTask, TaskFileError
 from ringfence_tools.model_specs import model_of
 from ringfence_tools.policy_specs import is_code, parse_specs, refuse_path_of_host
@@ -21,13 +21,14 @@ from ringfence_tools.unused_patterns import unused_patterns
 def check_tasks(tasks: Sequence[BatchTask]) -> None:
     """Check tasks that will run on this machine: workspaces, models with their keys, policies, sections and secrets.
 
-    It runs no code of the tasks.
+    It runs no code of the tasks. It reads all of each archive.
 
     Raises:
         TaskFileError: names everything that is not there.
     """
     models: dict[str, str] = {}
-    problems = [f"{task.id}: {problem}" for task in tasks for problem in _problems(task, models)]
+    sources: dict[tuple[str, str | None], str] = {}
+    problems = [f"{task.id}: {problem}" for task in tasks for problem in _problems(task, models, sources)]
     if problems:
         raise TaskFileError(problems)
 
@@ -44,10 +45,16 @@ def describe_unused_patterns(tasks: Sequence[BatchTask]) -> Sequence[str]:
     return [*found]
 
 
-def _problems(task: BatchTask, models: dict[str, str]) -> Iterator[str]:
-    local = local_source(task)
-    if local is not None and not local.exists():
-        yield f"there is no workspace {local}"
+def _problems(task: BatchTask, models: dict[str, str], sources: dict[tuple[str, str | None], str]) -> Iterator[str]:
+    local, source = local_source(task), (task.workspace, task.revision)
+    if source not in sources:
+        sources[source] = ""
+        try:
+            check_source(task)
+        except SourceError as error:
+            sources[source] = str(error)
+    if sources[source]:
+        yield sources[source]
     if task.model not in models:
         models[task.model] = ""
         try:

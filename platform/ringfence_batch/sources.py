@@ -6,17 +6,21 @@ import os
 import shutil
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from ringfence_batch.archives import ARCHIVES, trust, unpack_archive
+from ringfence_batch.archives import ARCHIVES, check_archive, trust, unpack_archive
 from ringfence_batch.task import BatchTask
-from ringfence_sandbox import checkout_revision
+from ringfence_sandbox import checkout_revision, resolve_revision
+from ringfence_tools.contents import LeftOut
+
+NO_SOURCE = f"it is no directory, and no archive that ends in {', '.join(ARCHIVES)}"
 
 
 class SourceError(ValueError):
-    """The workspace of a task is not there, or is none: no other attempt would find it."""
+    """The workspace of a task is not there, is damaged, or is none."""
 
 
 def copy_source(task: BatchTask, into: Path) -> None:
@@ -39,6 +43,43 @@ def copy_source(task: BatchTask, into: Path) -> None:
             raise
         reason = str(error) or type(error).__name__
         raise SourceError(f"the workspace {task.workspace} cannot be copied: {reason}") from error
+
+
+def check_source(task: BatchTask) -> None:
+    """Look for a workspace that is on the disk of this machine, and read all of an archive.
+
+    Raises:
+        SourceError: it is not there, it is damaged, or it is none.
+    """
+    local = local_source(task)
+    if local is None:
+        return
+    if not local.exists():
+        raise SourceError(f"there is no workspace {local}")
+    try:
+        if task.revision is not None:
+            resolve_revision(local, task.revision)
+        elif local.is_dir():
+            os.scandir(local).close()
+        elif local.name.endswith(ARCHIVES):
+            check_archive(local)
+        else:
+            raise SourceError(NO_SOURCE)
+    except Exception as error:  # three kinds of archives and git: each has errors of its own
+        reason = str(error) or type(error).__name__
+        raise SourceError(f"the workspace {local} cannot be used: {reason}") from error
+
+
+def describe_left_out(task: BatchTask, tree: Path) -> Sequence[LeftOut]:
+    """Return what the repository of a task's revision has and its copy has not."""
+    if task.revision is None:
+        return ()
+    found = [LeftOut(".git", "the copy of a revision is without it: no git command works there")]
+    for place, directories, files in os.walk(tree):
+        if not directories and not files and place != str(tree):  # else git has no empty directory
+            path = Path(place).relative_to(tree).as_posix()
+            found.append(LeftOut(path, "a submodule, which is an empty directory in the copy of a revision"))
+    return found
 
 
 def local_source(task: BatchTask) -> Path | None:
@@ -81,7 +122,7 @@ def _copy(source: Path, into: Path) -> None:
     elif source.name.endswith(ARCHIVES):
         unpack_archive(source, into)
     else:
-        raise SourceError(f"it is no directory, and no archive that ends in {', '.join(ARCHIVES)}")
+        raise SourceError(NO_SOURCE)
 
 
 def _special(directory: str, names: list[str]) -> list[str]:

@@ -29,7 +29,7 @@ from ringfence.runtime.secrets import masked_logs
 from ringfence_batch.engine import Request
 from ringfence_batch.ledger import Attempt, Ledger, TaskResult
 from ringfence_batch.ledger import Outcome as TaskOutcome
-from ringfence_batch.sources import SourceError, copy_source, local_source, unpack_source
+from ringfence_batch.sources import SourceError, copy_source, describe_left_out, local_source, unpack_source
 from ringfence_batch.task import BatchTask
 from ringfence_tools.agent_run import MASKED, AgentTask, RunOutcome, RunWatcher, run_agent
 from ringfence_tools.model_specs import model_of
@@ -105,14 +105,10 @@ def _attempt(attempt: Attempt, place: Path, request: Request) -> TaskResult:
             copy_source(task, place / "tree")
         with ExitStack() as stack:
             return _run(attempt, place, request, stack)
-    except SourceError as error:
-        return _result(task, "task-failed", str(error))
-    except SandboxUnavailableError as error:
+    except (SourceError, SandboxUnavailableError) as error:
         return _result(task, "infra-failed", str(error))
-    except OSError as error:
+    except (OSError, RingfenceError, ValueError) as error:  # no model was asked: a SPEC is wrong, say
         return _result(task, "infra-failed", describe_error(error))
-    except (RingfenceError, ValueError) as error:  # a SPEC that is wrong, a policy without its tool
-        return _result(task, "task-failed", describe_error(error))
     except Exception as error:
         logger.exception("an attempt at %s failed", task.id)
         return _result(task, "infra-failed", describe_error(error))
@@ -124,6 +120,7 @@ def _run(attempt: Attempt, place: Path, request: Request, stack: ExitStack) -> T
     adapter = model_of(task.model, stack)
     adapter.max_turns = task.limits.turns or MAX_TURNS
     workspace = stack.enter_context(closing(_open(task, place)))
+    workspace.left_out = (*workspace.left_out, *describe_left_out(task, place / "tree"))
     stack.enter_context(masked_logs(workspace.secrets))
     policies, sections = parse_specs(task.policies, place / "tree"), sections_of(task.sections, place / "tree")
     receipts = Receipts(attempt.directory / "receipts.jsonl")
@@ -195,7 +192,7 @@ def _open(task: BatchTask, place: Path) -> RunWorkspace:
         )
         try:
             with _start_of_container(place.parent):
-                workspace.start_container(container)
+                workspace.start_container(container, project=local_source(task))
         except BaseException:
             workspace.close()
             raise

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.host import HostFilesystem
     from ringfence_sandbox.podman import CommandResult, PodmanSandbox
     from ringfence_sandbox.project.project_image import build_project_image, describe_stale_image
-    from ringfence_sandbox.revisions import checkout_revision
+    from ringfence_sandbox.revisions import checkout_revision, resolve_revision
     from ringfence_sandbox.scan.scan import ScanLimits
     from ringfence_sandbox.steps.ignored_files import Repository
     from ringfence_sandbox.steps.own_changes import OwnChanges
@@ -68,6 +68,7 @@ __all__ = [
     "is_output",
     "is_reserved",
     "record_root",
+    "resolve_revision",
     "store_directory",
     "stores",
     "unfinished_calls",
@@ -109,6 +110,7 @@ _MODULES = {
     "is_output": "ringfence_sandbox.disk.outputs",
     "is_reserved": "ringfence_sandbox.disk.confined",
     "record_root": "ringfence_sandbox.store_roots",
+    "resolve_revision": "ringfence_sandbox.revisions",
     "store_directory": "ringfence_sandbox.disk.places",
     "stores": "ringfence_sandbox.history_stores",
     "unfinished_calls": "ringfence_sandbox.transaction.interrupted_calls",

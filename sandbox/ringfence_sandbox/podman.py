@@ -95,6 +95,7 @@ class PodmanSandbox:
         root: str | os.PathLike[str],
         *,
         image: str | None = None,
+        project: str | os.PathLike[str] | None = None,
         limits: SandboxLimits | None = None,
         network: Network = "none",
         filesystem: HostFilesystem | None = None,
@@ -108,8 +109,9 @@ class PodmanSandbox:
     ) -> None:
         """``filesystem`` is one that is open over ``root`` already; without it the root is opened as a `Workspace`,
         until `close`. So it is with ``connection``; ``url`` is where to connect otherwise. ``image`` is never fetched;
-        without it, it is that of `ringfence sandbox build` for the root or the one that comes with ringfence, which is
-        built when it is first needed; ``progress`` gets lines about that. ``session`` is told in receipts.
+        without it, it is that of `ringfence sandbox build` for ``project``, which is the root unless that is a copy of
+        the project, or the one that comes with ringfence, which is built when it is first needed; ``progress`` gets
+        lines about that. ``session`` is told in receipts.
         ``secrets`` are variables of each command, by name. Their values are masked in what it prints.
         With ``network="allow:HOST,*.HOST"`` commands reach these hosts alone, through a proxy in this process;
         ``resolve`` finds their addresses. ``strict=False`` also takes a machine where memory and processor time cannot
@@ -120,7 +122,7 @@ class PodmanSandbox:
             ValueError: the network is of no kind, or the filesystem has another root.
         """
         allowed_hosts(network)
-        self._image = image
+        self._image, self._project = image, project
         self.limits = limits or SandboxLimits()
         self.network: Network = network
         """Where it is not ``none``, commands have effects that no rollback undoes."""
@@ -196,7 +198,7 @@ class PodmanSandbox:
         """The image that was asked for, that of the project, or the default one."""
         if self._image is not None:
             return existing(connection, self._image)
-        if (remembered := remembered_image(self.filesystem.root)) is None:
+        if (remembered := remembered_image(self._project or self.filesystem.root)) is None:
             default = recipe(DEFAULT_RECIPE)
             # A container's first look from inside would find it, too, but after minutes of building.
             lacking = connection.host.describe_unlimited() if self._strict else ""

@@ -8,11 +8,17 @@ from pathlib import Path
 
 from dulwich.errors import NotGitRepository
 from dulwich.object_store import BaseObjectStore, iter_tree_contents
-from dulwich.objects import ObjectID
+from dulwich.objects import Commit, ObjectID
 from dulwich.objectspec import parse_commit
 from dulwich.repo import Repo
 
 from ringfence.filesystem.paths import is_dotgit
+
+
+def resolve_revision(repository: str | os.PathLike[str], revision: str) -> str:
+    """Return the id of a commit, tag or branch. Raises LookupError: there is no such repository or revision."""
+    with _opened(repository) as repo:
+        return _commit(repo, repository, revision).id.decode()
 
 
 def checkout_revision(repository: str | os.PathLike[str], revision: str, into: Path) -> str:
@@ -24,15 +30,8 @@ def checkout_revision(repository: str | os.PathLike[str], revision: str, into: P
         LookupError: there is no such repository or revision.
         ValueError: a name in the tree leads elsewhere.
     """
-    try:
-        repo = Repo(os.fspath(repository))
-    except NotGitRepository:
-        raise LookupError(f"{os.fspath(repository)} is no git repository, and a revision is of one") from None
-    with repo:
-        try:
-            commit = parse_commit(repo, revision)
-        except (KeyError, ValueError):
-            raise LookupError(f"there is no revision {revision!r} in {os.fspath(repository)}") from None
+    with _opened(repository) as repo:
+        commit = _commit(repo, repository, revision)
         into.mkdir()
         links = set[Path]()
         for entry in iter_tree_contents(repo.object_store, commit.tree):
@@ -50,6 +49,20 @@ def checkout_revision(repository: str | os.PathLike[str], revision: str, into: P
                 links.add(path)
             _write(path, entry.mode, repo.object_store, entry.sha)
         return commit.id.decode()
+
+
+def _opened(repository: str | os.PathLike[str]) -> Repo:
+    try:
+        return Repo(os.fspath(repository))
+    except NotGitRepository:
+        raise LookupError(f"{os.fspath(repository)} is no git repository, and a revision is of one") from None
+
+
+def _commit(repo: Repo, repository: str | os.PathLike[str], revision: str) -> Commit:
+    try:
+        return parse_commit(repo, revision)
+    except (KeyError, ValueError):
+        raise LookupError(f"there is no revision {revision!r} in {os.fspath(repository)}") from None
 
 
 def _write(path: Path, mode: int, store: BaseObjectStore, sha: ObjectID) -> None:
