@@ -15,7 +15,7 @@ from captured_tree import capture_tree
 from mounts import small_disk
 from provider_server import Asked, Failure, ProviderServer, Reply
 
-from ringfence_batch import Batch, BatchTask, Progress, TaskLimits
+from ringfence_batch import Batch, BatchTask, LedgerError, Progress, TaskLimits
 
 BUSY = {"error": {"message": "too much", "type": "rate_limit_error"}}
 LATER = {"retry-after": "45"}  # longer than a run has
@@ -68,7 +68,8 @@ def test_a_provider_that_fails_in_waves_delays_tasks_and_fails_none(
 
 
 def test_a_disk_of_results_that_is_full_pauses_a_batch_until_there_is_room(repo: Path, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "small", "8m") as disk:
+    with small_disk(tmp_path / "small", "1028m") as disk:
+        (disk / "full").write_bytes(bytes(5 << 20))
         batch = Batch([task(repo, "a"), task(repo, "b")], out=disk / "out")
         said = list[str]()
 
@@ -80,6 +81,17 @@ def test_a_disk_of_results_that_is_full_pauses_a_batch_until_there_is_room(repo:
         batch.run(jobs=1, show=show)
         assert str(disk / "out") in said[0]
         assert outcomes(batch) == {"a": "done", "b": "done"}
+
+
+def test_a_disk_that_can_never_have_enough_room_ends_a_batch_at_once(repo: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", "8m") as disk:
+        with pytest.raises(LedgerError, match="8 MiB.*1,024 MiB free"):
+            Batch([task(repo, "a")], out=disk / "out")
+        subprocess.run(["mount", "-o", "remount,size=2g", disk], check=True)
+        Batch([task(repo, "a")], out=disk / "out")
+        subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
+        with pytest.raises(LedgerError, match="name another directory"):
+            Batch.open(disk / "out").run(jobs=1)
 
 
 def test_a_disk_of_copies_that_is_full_is_a_failure_of_the_infrastructure(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ringfence_batch.ledger import Attempt, Ledger, LedgerError, TaskResult
+from ringfence_batch import Batch
+from ringfence_batch.ledger import Attempt, DamagedFileError, Ledger, LedgerError, TaskResult
+from ringfence_batch.summary import summarize
 from ringfence_batch.task import BatchTask
 
 
@@ -116,3 +119,112 @@ def test_a_creation_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(LedgerError):
         Ledger(ledger.out)
     assert Ledger.create(ledger.out, [task("a"), task("b")]).ids() == ["a", "b"]
+
+
+def in_its_place(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    def damage(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return damage
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_text(""),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "zeros": lambda path: path.write_bytes(bytes(100)),
+    "not UTF-8": lambda path: path.write_bytes(b'{"id": "\xff"}'),
+    "no JSON": lambda path: path.write_text("done"),
+    "no object": lambda path: path.write_text("[1, 2]"),
+    "null": lambda path: path.write_text("null"),
+    "other keys": lambda path: path.write_text("{}"),
+    "other types": lambda path: path.write_text(
+        '{"id": 1, "outcome": ["done"], "workspace": {}, "task": 2, "model": 3}'
+    ),
+    "too deep": lambda path: path.write_text("[" * 100_000),
+    "a directory": in_its_place(Path.mkdir),
+    "unreadable": in_its_place(lambda path: path.symlink_to(path.name)),
+}
+
+
+def states(ledger: Ledger) -> dict[str, str | None]:
+    return {row.id: row.outcome for row in summarize(ledger).rows}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+@pytest.mark.parametrize("name", ["task.json", "1/result.json"])
+def test_a_damaged_file_of_a_task_is_named_and_the_others_go_on(
+    ledger: Ledger, name: str, damage: Callable[[Path], object]
+) -> None:
+    for task_id in ("a", "b"):
+        assert ledger.cancel(task_id)
+    path = ledger.out / "tasks/a" / name
+    damage(path)
+    with pytest.raises(DamagedFileError, match=f"^{path} is damaged"):
+        ledger.check("a")
+    batch = Batch.open(ledger.out)
+    assert batch.run(jobs=1).outcomes == {"cancelled": 1, "damaged": 1}
+    assert batch.summary is not None
+    assert (batch.summary.exit_code, str(path) in batch.summary.damaged[0]) == (2, True)
+    assert states(ledger) == {"a": "damaged", "b": "cancelled"}
+    assert ledger.requeue("b")
+    with pytest.raises(DamagedFileError):
+        ledger.cancel("a")
+    if name == "task.json":
+        with pytest.raises(DamagedFileError):
+            ledger.requeue("a")
+    else:
+        assert ledger.requeue("a")
+        assert states(ledger) == {"a": None, "b": None}
+
+
+def test_a_task_whose_file_is_removed_is_named_until_its_batch_is_begun_again(ledger: Ledger) -> None:
+    (ledger.out / "tasks/a/task.json").unlink()
+    assert states(ledger) == {"a": "damaged", "b": None}
+    again = Ledger.create(ledger.out, [task("a"), task("b")])
+    assert states(again) == {"a": None, "b": None}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_file_of_the_ledger_itself_is_named(ledger: Ledger, damage: Callable[[Path], object]) -> None:
+    damage(ledger.out / "batch.json")
+    for opening in (lambda: Ledger(ledger.out), lambda: Ledger.create(ledger.out, [task("a"), task("b")])):
+        with pytest.raises(LedgerError, match=r"batch\.json is damaged|has form None"):
+            opening()
+
+
+def test_files_that_cannot_be_written_are_named(ledger: Ledger) -> None:
+    for name in ("driver.lock", "index.html", "junit.xml"):
+        (ledger.out / name).unlink(missing_ok=True)
+        (ledger.out / name).mkdir()
+        for task_id in ledger.ids():
+            ledger.cancel(task_id)
+        with pytest.raises(LedgerError, match=f"{ledger.out}/{name} cannot be written"):
+            Batch.open(ledger.out).run(jobs=1)
+        (ledger.out / name).rmdir()
+
+
+@pytest.mark.parametrize("left", ["2", "2/attempts", ""])
+def test_a_requeue_that_was_killed_can_be_repeated(ledger: Ledger, left: str) -> None:
+    assert ledger.cancel("a")
+    (ledger.out / "tasks/a" / left).mkdir(parents=True, exist_ok=True)
+    assert ledger.requeue("a") == (not left), "it is queued already"
+    assert states(ledger) == {"a": None, "b": None}
+    assert claimed(ledger).publish(TaskResult("a", "done", attempt=1))
+    assert states(ledger) == {"a": "done", "b": None}
+    assert ledger.attempts("a") == 1
+
+
+def test_what_runs_is_known_as_long_as_a_driver_says_so(ledger: Ledger) -> None:
+    ledger.keep_running(["a"])
+    assert ledger.running() == ()
+    with ledger.driving():
+        assert ledger.running() == ("a",)
+        summary = summarize(ledger)
+        assert (summary.running, summary.counts) == (["a"], [("running", 1), ("no result", 1)])
+        for damage in DAMAGE.values():
+            ledger.keep_running(["a"])
+            damage(ledger.out / "running.json")
+            assert ledger.running() == ()
+            if (ledger.out / "running.json").is_dir():
+                (ledger.out / "running.json").rmdir()

@@ -58,6 +58,8 @@ def test_a_directory_has_a_task_in_each_file_with_the_name_of_the_file(tmp_path:
     [
         {"id": ".."},
         {"id": "a/b"},
+        {"id": "-rf"},
+        {"id": "--all"},
         {"id": "x" * 101},
         {"task": " "},
         {"unknown": 1},

@@ -138,7 +138,7 @@ def test_what_has_a_result_runs_again_only_when_it_is_queued_again(place: Place)
     assert (unknown.returncode, "nobody" in unknown.stderr) == (2, True)
     assert place.status()["without_result"] == 0
     queued = ringfence("batch", "requeue", place.out, "--outcome", "infra-failed", "--json")
-    assert json.loads(queued.stdout) == {"requeued": ["b"]}
+    assert json.loads(queued.stdout) == {"requeued": ["b"], "damaged": []}
     assert (place.status()["without_result"], place.status()["is_running"]) == (1, False)
     assert ringfence("batch", "resume", place.out, "--jobs", "1").returncode == 0
     assert (place.out / "tasks/b/1/result.json").exists()  # the earlier result is kept
@@ -152,9 +152,37 @@ def test_a_cancelled_task_that_runs_is_ended_and_the_rest_goes_on(place: Place) 
         assert place.status()["is_running"]
         busy = place.run()
         assert (busy.returncode, "another process" in busy.stderr) == (2, True)
-        assert json.loads(ringfence("batch", "cancel", place.out, "slow", "--json").stdout) == {"cancelled": ["slow"]}
+        status = place.status()
+        assert (status["running"], status["without_result"]) == (["slow"], 2)
+        cancelled = ringfence("batch", "cancel", place.out, "slow", "--json")
+        assert json.loads(cancelled.stdout) == {"cancelled": ["slow"], "damaged": []}
         assert driver.wait(30) == 1
     assert place.status()["outcomes"] == {"done": 1, "cancelled": 1}
+
+
+def test_damaged_files_are_named_the_rest_goes_on_and_the_exit_code_is_2(place: Place) -> None:
+    place.write(*(place.task(name) for name in ("bad-result", "bad-task", "cancelled", "open")))
+    ledger = Batch(read_tasks(place.tasks), out=place.out).ledger
+    for name in ("bad-result", "bad-task", "cancelled"):
+        assert ledger.cancel(name)
+    result, task = place.out / "tasks/bad-result/1/result.json", place.out / "tasks/bad-task/task.json"
+    result.write_text('{"id": "bad-res')
+    task.unlink()
+
+    def command(*words: object) -> str:
+        done = ringfence_text("batch", words[0], place.out, *words[1:])
+        assert done.returncode == 2
+        assert [str(path) in done.stdout + done.stderr for path in (result, task)] == [True, True]
+        return done.stderr
+
+    command("resume", "--jobs", "1")
+    command("status")
+    assert place.status()["outcomes"] == {"done": 1, "cancelled": 1, "damaged": 2}
+    assert "requeued 1 task" in command("requeue", "--outcome", "cancelled")
+    assert "cancelled 1 task" in command("cancel")
+    assert ringfence("batch", "requeue", place.out, "bad-result").returncode == 0
+    place.run()  # which writes the missing file
+    assert place.status()["outcomes"] == {"done": 2, "cancelled": 2}
 
 
 def test_a_batch_that_is_told_to_end_exits_with_130_and_goes_on_where_it_was(place: Place) -> None:

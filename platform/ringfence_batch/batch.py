@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic
 
 from ringfence_batch.engine import AttemptEnded, Engine, Request
-from ringfence_batch.ledger import Ledger, Outcome, TaskResult
+from ringfence_batch.ledger import MIN_FREE_BYTES, DamagedFileError, Ledger, Outcome, TaskResult, check_room
 from ringfence_batch.local import LocalEngine
 from ringfence_batch.summary import Summary, write_summary
 from ringfence_batch.task import BatchTask
@@ -22,7 +22,6 @@ LOOK_SECONDS = 2.0
 """How often a driver looks for running tasks that were cancelled."""
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 60.0
-MIN_FREE_BYTES = 1 << 30
 STRAGGLER = 4.0
 """An attempt is a straggler if it runs this many times as long as the median of those that have ended."""
 
@@ -95,14 +94,17 @@ class Batch:
     ) -> Progress:
         """Run what has no result. Return the counts of all results. Set `summary`, and write it into the directory.
 
+        A task whose files are damaged does not run. The summary names them.
+
         ``engine`` is by default one of this machine with ``jobs`` workers, by default one a processor.
         ``task_deadline`` is the most seconds that a run may take, whatever its task says. A run that has not ended
         ``grace_seconds`` after its deadline is killed. ``show`` is called about twice a second.
 
         Raises:
-            LedgerError: another driver runs this batch.
+            LedgerError: another driver runs this batch, or there can never be room for it at `out`.
             KeyboardInterrupt: as it came, after all attempts have ended.
         """
+        check_room(self.ledger.out)
         with self.ledger.driving():
             engine = engine or LocalEngine(self.ledger.out, jobs or os.cpu_count() or 1)
             try:
@@ -110,6 +112,7 @@ class Batch:
                 return _Driver(self.ledger, engine, self._retries, limits, show or (lambda progress: None)).run()
             finally:
                 engine.close()
+                self.ledger.keep_running([])
                 self.summary = write_summary(self.ledger)
 
 
@@ -125,6 +128,8 @@ class _Driver:
         self._ledger, self._engine, self._retries, self._show = ledger, engine, retries, show
         self._limits = limits
         self._running: dict[str, float] = {}
+        self._told: list[str] | None = None
+        """The running tasks that `Ledger.running` has."""
         self._failures = Counter[str]()
         """Failed attempts by task, of this driver."""
         self._lasted: deque[float] = deque(maxlen=1000)
@@ -133,7 +138,13 @@ class _Driver:
         ids = ledger.ids()
         self.progress = Progress(len(ids), running=self._running)
         self._queue = deque[str]()
-        for task_id, result in ledger.results():
+        for task_id in ids:
+            try:
+                ledger.check(task_id)
+                result = ledger.result(task_id)
+            except DamagedFileError:
+                self._count("damaged", "")
+                continue
             if result is None:
                 self._queue.append(task_id)
             else:
@@ -143,6 +154,7 @@ class _Driver:
     def run(self) -> Progress:
         while self._queue or self._running:
             self._fill()
+            self._tell_running()
             for ended in self._engine.poll(POLL_SECONDS):
                 self._take(ended)
             self._end_cancelled()
@@ -150,13 +162,25 @@ class _Driver:
             self._show(self.progress)
         return self.progress
 
+    def _tell_running(self) -> None:
+        if self._told != (now := sorted(self._running)):
+            self._told = now
+            self._ledger.keep_running(now)
+
+    def _result(self, task_id: str) -> TaskResult | None:
+        """Return the result of a task, as one that is damaged if it is."""
+        try:
+            return self._ledger.result(task_id)
+        except DamagedFileError as error:
+            return TaskResult(task_id, "damaged", str(error))
+
     def _end_cancelled(self) -> None:
         """End the attempts at tasks that another process has cancelled."""
         if monotonic() < self._look_at:
             return
         self._look_at = monotonic() + LOOK_SECONDS
         for task_id in list(self._running):
-            if (result := self._ledger.result(task_id)) is not None and result.outcome == "cancelled":
+            if (result := self._result(task_id)) is not None and result.outcome == "cancelled":
                 self._engine.cancel(task_id)
 
     def _fill(self) -> None:
@@ -177,7 +201,7 @@ class _Driver:
     def _take(self, ended: AttemptEnded) -> None:
         if (running := self._running.pop(ended.id, None)) is None:
             return
-        if ended.is_published or self._ledger.result(ended.id) is not None:  # a worker may have died just after
+        if ended.is_published or self._result(ended.id) is not None:  # a worker may have died just after
             self._failed_in_a_row = 0
             self._lasted.append(monotonic() - running)
             self._count_result(ended.id)
@@ -195,12 +219,16 @@ class _Driver:
 
     def _end(self, task_id: str, outcome: Outcome, cause: str) -> None:
         """Give a task a result that no worker could write."""
-        if (attempt := self._ledger.claim(task_id)) is not None:
-            attempt.publish(TaskResult(task_id, outcome, cause, attempt.number))
-        self._count_result(task_id)
+        try:
+            if (attempt := self._ledger.claim(task_id)) is not None:
+                attempt.publish(TaskResult(task_id, outcome, cause, attempt.number))
+        except DamagedFileError:  # since it was begun
+            self._count("damaged", "")
+        else:
+            self._count_result(task_id)
 
     def _count_result(self, task_id: str) -> None:
-        if (result := self._ledger.result(task_id)) is not None:
+        if (result := self._result(task_id)) is not None:
             self._count(result.outcome, result.cause)
 
     def _count(self, outcome: Outcome, cause: str) -> None:

@@ -1,6 +1,7 @@
 """The ledger of a batch: plain files that say which task has which result. They are the truth, not the driver.
 
     OUT/batch.json                      the form of the ledger
+    OUT/running.json                    the tasks that run just now, as long as a driver has driver.lock
     OUT/tasks/ID/task.json              the task
     OUT/tasks/ID/1/                     a generation: `requeue` begins the next
     OUT/tasks/ID/1/attempts/1/          an attempt: its result, patch, receipts, report and log
@@ -18,22 +19,34 @@ import json
 import os
 import secrets
 import shlex
+import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import sleep
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ringfence import serde
 from ringfence_batch.task import BatchTask
+from ringfence_tools.printable import one_line, why
 
 FORMAT = 1
-Outcome = Literal["done", "checks-failed", "task-failed", "infra-failed", "cancelled"]
+MIN_FREE_BYTES = 1 << 30
+"""With less room than this at OUT, no attempt is begun."""
+Outcome = Literal["done", "checks-failed", "task-failed", "infra-failed", "cancelled", "damaged"]
+"""A task is "damaged" if a file of it in the ledger cannot be read. No file of the ledger says so."""
 
 
 class LedgerError(ValueError):
     """OUT is no ledger, is one of other tasks, or is on a filesystem that cannot hold one."""
+
+
+class DamagedFileError(LedgerError):
+    """A file of a task in the ledger that cannot be read, or that is missing. Others of the ledger are as they were."""
+
+    def __init__(self, path: Path, reason: str, advice: str) -> None:
+        super().__init__(f"{path} is damaged ({one_line(reason, 200)}): {advice}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +105,19 @@ class Ledger:
         """
         self.out = out
         self._tasks = out / "tasks"
+        place = out / "batch.json"
         try:
-            record = json.loads((out / "batch.json").read_bytes())
-        except (OSError, ValueError):
-            begin = f"`ringfence batch run TASKS --out {shlex.quote(str(out))}`"
-            raise LedgerError(f"{out} is no batch: {begin} begins one") from None
-        if record.get("format") != FORMAT:
-            raise LedgerError(f"{out} has form {record.get('format')}, and this version of ringfence knows {FORMAT}")
+            record: Any = json.loads(place.read_bytes())
+            if not isinstance(record, dict):
+                raise ValueError("it is no JSON object")
+        except FileNotFoundError:
+            raise LedgerError(f"{out} is no batch: {_begin(out)} begins one") from None
+        except (OSError, ValueError, RecursionError) as error:
+            advice = f"put the line {json.dumps({'format': FORMAT})} there"
+            raise DamagedFileError(place, why(error), advice) from None
+        form = cast("dict[str, Any]", record).get("format")
+        if form != FORMAT:
+            raise LedgerError(f"{out} has form {form!r}, and this version of ringfence knows {FORMAT}")
 
     @classmethod
     def create(cls, out: Path, tasks: Sequence[BatchTask]) -> Ledger:
@@ -108,16 +127,16 @@ class Ledger:
             LedgerError: it has other tasks under the same ids, or the directory has other files.
             OSError: it cannot be written.
         """
+        is_ledger = os.path.lexists(out / "batch.json")
         # Its tasks alone are what a killed process has begun to write.
-        if out.exists() and not (out / "batch.json").exists() and any(entry.name != "tasks" for entry in out.iterdir()):
+        if out.exists() and not is_ledger and any(entry.name != "tasks" for entry in out.iterdir()):
             raise LedgerError(f"{out} has other files, and is no batch: name a directory that does not exist yet")
-        if (out / "batch.json").exists() and cls(out).is_driven():
+        if is_ledger and cls(out).is_driven():
             raise LedgerError(f"another process runs the batch in {out}: wait until it has ended")
         (out / "tasks").mkdir(parents=True, exist_ok=True)
         check_filesystem(out)
-        changed = [
-            task.id for task in tasks if (known := _task_in(out / "tasks" / task.id)) and known.hash != task.hash
-        ]
+        check_room(out)
+        changed = [task.id for task in tasks if _is_other(out / "tasks" / task.id, task)]
         if changed:
             ids = ", ".join(changed[:20]) + (f" and {len(changed) - 20} more" if len(changed) > 20 else "")
             raise LedgerError(f"{out} was begun with other tasks under the same ids ({ids}): name another directory")
@@ -125,7 +144,7 @@ class Ledger:
             directory = out / "tasks" / task.id
             directory.mkdir(exist_ok=True)
             (directory / "1/attempts").mkdir(parents=True, exist_ok=True)
-            if not (directory / "task.json").exists():
+            if not os.path.lexists(directory / "task.json"):
                 _write(directory / "task.json", task.to_json())
         _write(out / "batch.json", {"format": FORMAT}, sync=True)
         _sync(out / "tasks")
@@ -134,7 +153,11 @@ class Ledger:
     @contextmanager
     def driving(self) -> Generator[None]:
         """Hold the lock of the driver. Raises LedgerError if another process has it."""
-        with (self.out / "driver.lock").open("wb") as lock:
+        try:
+            lock = (self.out / "driver.lock").open("wb")
+        except OSError as error:
+            raise LedgerError(f"{self.out / 'driver.lock'} cannot be written ({why(error)}): remove it") from None
+        with lock:
             for is_last in (False, False, True):  # `is_driven` holds it for an instant
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,68 +174,113 @@ class Ledger:
         try:
             with (self.out / "driver.lock").open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
         except BlockingIOError:
             return True
+        except OSError:  # there is none, or no driver could have it open
+            return False
         return False
 
+    def keep_running(self, ids: Sequence[str]) -> None:
+        """Write which tasks run just now, for other processes. It is of use while this one is `driving`."""
+        with suppress(OSError):  # nothing depends on it
+            _write(self.out / "running.json", {"ids": list(ids)})
+
+    def running(self) -> Sequence[str]:
+        """Return which tasks run just now, as the driver of another process says."""
+        if not self.is_driven():
+            return ()
+        try:
+            return serde.parse(_Running, (self.out / "running.json").read_bytes()).ids
+        except (OSError, ValueError, RecursionError):
+            return ()
+
     def ids(self) -> Sequence[str]:
-        """The ids of all tasks, sorted."""
-        return sorted(entry.name for entry in os.scandir(self._tasks) if os.path.exists(f"{entry.path}/task.json"))
+        """The ids of all tasks, sorted, also of those whose files are damaged. Raises LedgerError."""
+        try:
+            return sorted(entry.name for entry in os.scandir(self._tasks))
+        except OSError as error:
+            raise LedgerError(f"{self._tasks} cannot be read ({why(error)}): {_begin(self.out)} makes it") from None
 
     def task(self, task_id: str) -> BatchTask:
-        """Raises LedgerError if there is no such task."""
-        if (task := _task_in(self._tasks / task_id)) is None:
-            raise LedgerError(f"there is no task {task_id} in {self.out}")
-        return task
+        """Raises DamagedFileError."""
+        place = self._tasks / task_id / "task.json"
+        try:
+            return serde.parse(BatchTask, place.read_bytes(), extra="forbid")
+        except (OSError, ValueError, RecursionError) as error:
+            advice = f"remove it, and {_begin(self.out)} writes it from its TASKS"
+            raise DamagedFileError(place, why(error), advice) from None
 
     def directory(self, task_id: str) -> Path:
-        """The directory of the newest generation of a task."""
+        """The directory of the newest generation of a task. Raises DamagedFileError."""
         place = self._tasks / task_id
-        return place / str(_newest(place))
+        try:
+            newest = max((int(name) for name in os.listdir(place) if name.isdecimal()), default=1)
+        except OSError as error:
+            raise DamagedFileError(place, why(error), f"remove it, and {_begin(self.out)} makes it anew") from None
+        return place / str(newest)
 
     def result(self, task_id: str) -> TaskResult | None:
-        """Return the result of the newest generation, or None."""
+        """Return the result of the newest generation, or None. Raises DamagedFileError."""
+        place = self.directory(task_id) / "result.json"
         try:
-            text = (self.directory(task_id) / "result.json").read_bytes()
+            return serde.parse(TaskResult, place.read_bytes())
         except FileNotFoundError:
             return None
-        return serde.parse(TaskResult, text)
+        except (OSError, ValueError, RecursionError) as error:
+            again = f"`ringfence batch requeue {shlex.quote(str(self.out))} {task_id}` has the task run again"
+            raise DamagedFileError(place, why(error), again) from None
 
     def results(self) -> Iterator[tuple[str, TaskResult | None]]:
+        """Yield each task with its result, or None. Raises DamagedFileError."""
         return ((task_id, self.result(task_id)) for task_id in self.ids())
 
+    def check(self, task_id: str) -> None:
+        """Raise DamagedFileError if the files of a task cannot be read."""
+        self.task(task_id)
+        self.result(task_id)
+
     def claim(self, task_id: str) -> Attempt | None:
-        """Begin the next attempt at a task. None if the task has a result."""
-        generation = self.directory(task_id)
-        number = 1 + max((int(name) for name in os.listdir(generation / "attempts") if name.isdigit()), default=0)
-        while not (generation / "result.json").exists():
+        """Begin the next attempt at a task. None if the task has a result. Raises OSError and DamagedFileError."""
+        task, generation = self.task(task_id), self.directory(task_id)
+        (generation / "attempts").mkdir(parents=True, exist_ok=True)  # a `requeue` may have been killed
+        number = 1 + max((int(name) for name in os.listdir(generation / "attempts") if name.isdecimal()), default=0)
+        while not os.path.lexists(generation / "result.json"):
             directory = generation / "attempts" / str(number)
             try:
                 directory.mkdir()
             except FileExistsError:
                 number += 1
                 continue
-            return Attempt(self.task(task_id), number, directory)
+            return Attempt(task, number, directory)
         return None
 
     def attempts(self, task_id: str) -> int:
         """How many attempts the newest generation of a task has."""
-        return len(os.listdir(self.directory(task_id) / "attempts"))
+        try:
+            return len(os.listdir(self.directory(task_id) / "attempts"))
+        except (OSError, DamagedFileError):
+            return 0
 
     def cancel(self, task_id: str, cause: str = "cancelled") -> bool:
-        """Give a task without a result that of a cancelled one. False if it has a result."""
+        """Give a task without a result that of a cancelled one. False if it has a result.
+
+        Raises OSError and DamagedFileError.
+        """
+        self.check(task_id)
         attempt = self.claim(task_id)
         return attempt is not None and attempt.publish(TaskResult(task_id, "cancelled", cause, attempt.number))
 
     def requeue(self, task_id: str) -> bool:
-        """Have a task with a result run again. Older attempts cannot publish any more. False if it has no result."""
-        if self.result(task_id) is None:
+        """Have a task with a result run again. Older attempts cannot publish any more. False if it has no result.
+
+        A damaged result is one: what it was is kept. Raises OSError and DamagedFileError.
+        """
+        self.task(task_id)
+        place, newest = self._tasks / task_id, self.directory(task_id)
+        if not os.path.lexists(newest / "result.json"):
             return False
-        place = self._tasks / task_id
         with suppress(FileExistsError):  # somebody else was first
-            (place / str(_newest(place) + 1) / "attempts").mkdir(parents=True)
+            (place / str(int(newest.name) + 1) / "attempts").mkdir(parents=True)
         return True
 
 
@@ -239,16 +307,31 @@ def check_filesystem(out: Path) -> None:
         raise LedgerError(f"{out} cannot hold a batch ({error.strerror}): name another directory") from error
 
 
-def _newest(place: Path) -> int:
-    return max(int(name) for name in os.listdir(place) if name.isdigit())
+def check_room(out: Path) -> None:
+    """Raise LedgerError where there can never be as much room as a batch needs."""
+    total = shutil.disk_usage(out).total
+    if total < MIN_FREE_BYTES:
+        raise LedgerError(
+            f"{out} is on a filesystem of {total >> 20:,} MiB, and a batch begins nothing with less than "
+            f"{MIN_FREE_BYTES >> 20:,} MiB free: name another directory"
+        )
 
 
-def _task_in(directory: Path) -> BatchTask | None:
+@dataclass(frozen=True, slots=True)
+class _Running:
+    ids: tuple[str, ...]
+
+
+def _begin(out: Path) -> str:
+    return f"`ringfence batch run TASKS --out {shlex.quote(str(out))}`"
+
+
+def _is_other(directory: Path, task: BatchTask) -> bool:
+    """Whether the ledger has another task under the id of this one. A damaged one is named later."""
     try:
-        text = (directory / "task.json").read_bytes()
-    except FileNotFoundError:
-        return None
-    return serde.parse(BatchTask, text, extra="forbid")
+        return serde.parse(BatchTask, (directory / "task.json").read_bytes(), extra="forbid").hash != task.hash
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 def _write(path: Path, record: Mapping[str, Any], *, sync: bool = False) -> None:

@@ -17,7 +17,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from ringfence_batch.engine import AttemptEnded, Request
+from ringfence_batch.ledger import LedgerError
 from ringfence_batch.worker import PATIENCE_SECONDS, reap
+from ringfence_tools.printable import why
 
 
 def scratch_directory(out: Path) -> Path:
@@ -35,7 +37,11 @@ def scratch_directory(out: Path) -> Path:
 class _Worker:
     def __init__(self, out: Path, scratch: Path, log: Path) -> None:
         self.task_id = ""
-        with log.open("ab") as said:
+        try:
+            said = log.open("ab")
+        except OSError as error:
+            raise LedgerError(f"{log} cannot be written ({why(error)}): remove it") from None
+        with said:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ringfence_batch", str(out), str(scratch)],
                 stdin=subprocess.PIPE,

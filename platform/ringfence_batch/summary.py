@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,17 +14,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 from xml.etree import ElementTree
 
-from ringfence_batch.ledger import Ledger
-from ringfence_tools.printable import one_line, plural
+from ringfence_batch.ledger import DamagedFileError, Ledger, LedgerError
+from ringfence_tools.printable import one_line, plural, why
 
 T = TypeVar("T")
-OUTCOMES = ("done", "checks-failed", "task-failed", "infra-failed", "cancelled")
-NO_RESULT = "no result"
+OUTCOMES = ("done", "checks-failed", "task-failed", "infra-failed", "cancelled", "damaged")
+NO_RESULT, RUNNING = "no result", "running"
 FILES = {"report.html": "page", "patch.diff": "patch", "receipts.jsonl": "calls"}
 """The files of an attempt that people look at, and what they are. Its ``*.log`` come after them."""
 MAX_CAUSE_CHARACTERS, MAX_TASK_CHARACTERS = 500, 160
 MAX_LISTED = 50
-PROVIDER_FAILED, INFRASTRUCTURE_FAILED = 3, 4
+DAMAGED, PROVIDER_FAILED, INFRASTRUCTURE_FAILED = 2, 3, 4
 _JUNIT = {"done": None, "checks-failed": "failure", "task-failed": "failure", "cancelled": "skipped"}
 _NOT_IN_XML: Mapping[int, str] = {0xFFFE: "?", 0xFFFF: "?"}
 _DIFFERS = re.compile(r"\b0x[0-9a-f]+\b|\b[0-9a-f]{8,}\b|\d+\.\d+|\d{4,}")
@@ -61,6 +62,8 @@ class Summary:
 
     out: str
     rows: Sequence[TaskRow]
+    running: Sequence[str] = ()
+    """The ids of tasks without a result that a driver runs just now."""
 
     @cached_property
     def outcomes(self) -> Mapping[str, int]:
@@ -76,9 +79,15 @@ class Summary:
 
     @property
     def counts(self) -> Sequence[tuple[str, int]]:
-        """The outcomes, and the tasks without a result as one more."""
-        missing = {NO_RESULT: self.without_result} if self.without_result else {}
-        return [*self.outcomes.items(), *missing.items()]
+        """The outcomes, and the tasks without a result: those that run, and the others."""
+        running = len(self.running)
+        missing = {RUNNING: running, NO_RESULT: self.without_result - running}
+        return [*self.outcomes.items(), *((name, count) for name, count in missing.items() if count)]
+
+    @property
+    def damaged(self) -> Sequence[str]:
+        """A line for each task with a damaged file, which names the file."""
+        return [row.cause for row in self.rows if row.outcome == "damaged"]
 
     @property
     def without_result(self) -> int:
@@ -86,10 +95,13 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0 all done, 1 some task or check failed, 3 a model's provider failed, 4 other infrastructure failed.
+        """0 all done, 1 some task or check failed, 2 a file is damaged, 3 a model's provider failed, 4 other
+        infrastructure failed.
 
         A failure of the infrastructure says nothing of a task, so it comes before the failures of tasks.
         """
+        if self.damaged:
+            return DAMAGED
         failed = [row for row in self.rows if row.outcome == "infra-failed"]
         if failed:
             return PROVIDER_FAILED if all(row.is_provider for row in failed) else INFRASTRUCTURE_FAILED
@@ -101,6 +113,7 @@ class Summary:
             "total": len(self.rows),
             "outcomes": dict(self.outcomes),
             "without_result": self.without_result,
+            "running": list(self.running),
             "causes": [{"outcome": outcome, "cause": cause, "count": count} for outcome, cause, count in self.causes],
             "seconds": round(sum(row.seconds for row in self.rows), 3),
             "tokens": sum(row.tokens or 0 for row in self.rows),
@@ -110,11 +123,21 @@ class Summary:
 
 
 def summarize(ledger: Ledger) -> Summary:
-    """Read all results. Raises OSError."""
-    return Summary(str(ledger.out), [_row(ledger, task_id) for task_id in ledger.ids()])
+    """Read all results. Raises LedgerError."""
+    running = {*ledger.running()}  # before the results, so that none is there that has one
+    rows = [_row(ledger, task_id) for task_id in ledger.ids()]
+    return Summary(str(ledger.out), rows, [row.id for row in rows if row.outcome is None and row.id in running])
 
 
 def _row(ledger: Ledger, task_id: str) -> TaskRow:
+    try:
+        return _read_row(ledger, task_id)
+    except DamagedFileError as error:
+        cause = one_line(str(error), MAX_CAUSE_CHARACTERS)
+        return TaskRow(task_id, "", "damaged", cause, cause, ledger.attempts(task_id), 0.0, None, 0, "", {})
+
+
+def _read_row(ledger: Ledger, task_id: str) -> TaskRow:
     text = one_line(ledger.task(task_id).task, MAX_TASK_CHARACTERS)
     result, attempts = ledger.result(task_id), ledger.attempts(task_id)
     if result is None:
@@ -145,8 +168,8 @@ def _kind(task_id: str, cause: str) -> str:
 
 def _files(directory: Path) -> Mapping[str, str]:
     try:
-        found = sorted(entry.name for entry in os.scandir(directory) if entry.stat().st_size)
-    except FileNotFoundError:  # the result is there, and somebody has made room
+        found = sorted(entry.name for entry in os.scandir(directory) if entry.is_file() and entry.stat().st_size)
+    except OSError:  # the result is there, and somebody has made room
         return {}
     named = {label: name for name, label in FILES.items() if name in found}
     return named | {name.removesuffix(".log"): name for name in found if name.endswith(".log")}
@@ -155,7 +178,7 @@ def _files(directory: Path) -> Mapping[str, str]:
 def write_summary(ledger: Ledger) -> Summary:
     """Write ``summary.json``, ``summary.md``, ``junit.xml`` and ``index.html`` into the directory of a batch.
 
-    Return what they say. Raises OSError.
+    Return what they say. Raises LedgerError.
     """
     from ringfence_batch.page import render_page
 
@@ -168,8 +191,12 @@ def write_summary(ledger: Ledger) -> Summary:
     }
     for name, text in written.items():
         beside = ledger.out / f".{name}.part"  # the driver alone writes here
-        beside.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(beside, ledger.out / name)
+        try:
+            beside.write_text(text, encoding="utf-8", errors="backslashreplace")
+            os.replace(beside, ledger.out / name)
+        except OSError as error:
+            shown = f"`ringfence batch status {shlex.quote(str(ledger.out))}` shows the results"
+            raise LedgerError(f"{ledger.out / name} cannot be written ({why(error)}): {shown}") from None
     return summary
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from ringfence import serde
 
-_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
 _MOST_BYTES = 1 << 20
 """The most that one task may have, as a line or a file."""
 
@@ -69,7 +69,8 @@ class BatchTask:
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id) or self.id in (".", ".."):
             raise ValueError(
-                f"id is 1 to 100 of the characters A-Z a-z 0-9 . _ -, and neither . nor .., not {self.id!r}"
+                f"id is 1 to 100 of the characters A-Z a-z 0-9 . _ -, without - at its begin, and neither . nor .., "
+                f"not {self.id!r}"
             )
         for name in ("workspace", "task", "model"):
             if not getattr(self, name).strip():

@@ -81,8 +81,8 @@ def run(invocation: Invocation, tasks: Path, out: Path, **given: Any) -> int:
     """Run the tasks of a file, or of all files in a directory, that have no result in OUT yet.
 
     TASKS is JSON Lines (*.jsonl), or a task each in *.toml and *.json. OUT/index.html is for people. Exit codes: 0 all
-    done, 1 some task or check failed, 2 nothing was begun (usage, wrong tasks, an OUT of others), 3 a model's provider
-    failed, 4 other infrastructure failed, 130 interrupted: the rest can be resumed.
+    done, 1 some task or check failed, 2 nothing was begun (usage, wrong tasks, an OUT of others) or a file of OUT is
+    damaged, 3 a model's provider failed, 4 other infrastructure failed, 130 interrupted: the rest can be resumed.
     """
 
     def begin() -> Batch:
@@ -125,14 +125,18 @@ def resume(invocation: Invocation, out: Path, **given: Any) -> int:
 @AS_JSON
 @click.pass_obj
 def status(invocation: Invocation, out: Path) -> int:
-    """Tell how far the batch in OUT is. It may run meanwhile, or not."""
-    from ringfence_batch.summary import summarize
+    """Tell how far the batch in OUT is. It may run meanwhile, or not.
+
+    Exit codes: 0, or 2 if OUT is no batch, or a file of it is damaged.
+    """
+    from ringfence_batch.summary import DAMAGED, summarize
 
     ledger = _open(out)
     summary, is_running = summarize(ledger), ledger.is_driven()
+    exit_code = DAMAGED if summary.damaged else 0
     if invocation.wants_json:
         invocation.put_json(summary.to_json() | {"is_running": is_running})
-        return 0
+        return exit_code
     from ringfence_cli.outputs import put
     from ringfence_tools.printable import printable
 
@@ -140,7 +144,7 @@ def status(invocation: Invocation, out: Path) -> int:
     if summary.without_result and not is_running:
         lines[-1] += f": {_resuming(out)} goes on"
     put("".join(f"{printable(line)}\n" for line in lines).encode())
-    return 0
+    return exit_code
 
 
 @batch.command()
@@ -162,13 +166,14 @@ def requeue(invocation: Invocation, out: Path, ids: tuple[str, ...], outcomes: t
     """
     if not ids and not outcomes:
         raise click.UsageError("name tasks, or give --outcome for all with that one")
-    ledger, chosen = _open(out), list[str]()
-    for task_id in _known(ledger, ids):
-        result = ledger.result(task_id)
-        if result is not None and (not outcomes or result.outcome in outcomes) and ledger.requeue(task_id):
-            chosen.append(task_id)
-    _report(invocation, "requeued", chosen, f": {_resuming(out)} runs them")
-    return 0
+    ledger = _open(out)
+
+    def act(task_id: str) -> bool:
+        if outcomes and ((result := ledger.result(task_id)) is None or result.outcome not in outcomes):
+            return False
+        return ledger.requeue(task_id)
+
+    return _act(invocation, "requeued", _known(ledger, ids), act, f": {_resuming(out)} runs them")
 
 
 @batch.command()
@@ -182,22 +187,35 @@ def cancel(invocation: Invocation, out: Path, ids: tuple[str, ...]) -> int:
     Without ID, all tasks that have no result.
     """
     ledger = _open(out)
-    chosen = [task_id for task_id in _known(ledger, ids) if ledger.cancel(task_id, "by `ringfence batch cancel`")]
-    _report(invocation, "cancelled", chosen)
-    return 0
+    ids = _known(ledger, ids)
+    return _act(invocation, "cancelled", ids, lambda task_id: ledger.cancel(task_id, "by `ringfence batch cancel`"))
 
 
 def _resuming(out: Path, engine: EngineName = "local") -> str:
     return f"`ringfence batch resume {shlex.quote(str(out))}{'' if engine == 'local' else f' --engine {engine}'}`"
 
 
-def _report(invocation: Invocation, what: str, chosen: Sequence[str], then: str = "") -> None:
+def _act(invocation: Invocation, what: str, ids: Sequence[str], act: Callable[[str], bool], then: str = "") -> int:
+    """Do something with each task, and tell of it. Name the damaged files, and go on. Return the exit code."""
+    from ringfence_batch.ledger import DamagedFileError
+    from ringfence_batch.summary import DAMAGED
     from ringfence_cli.outputs import ErrorStream
-    from ringfence_tools.printable import plural
+    from ringfence_tools.printable import plural, printable
 
+    chosen, damaged = list[str](), list[str]()
+    for task_id in ids:
+        try:
+            if act(task_id):
+                chosen.append(task_id)
+        except DamagedFileError as error:
+            damaged.append(str(error))
     if invocation.wants_json:
-        invocation.put_json({what: chosen})
-    ErrorStream().say(f"{what} {plural(len(chosen), 'task')}{then if chosen else ''}")
+        invocation.put_json({what: chosen, "damaged": damaged})
+    errors = ErrorStream()
+    for line in damaged:
+        errors.say(f"ringfence: {printable(line)}")
+    errors.say(f"{what} {plural(len(chosen), 'task')}{then if chosen else ''}")
+    return DAMAGED if damaged else 0
 
 
 def _open(out: Path) -> Ledger:
@@ -246,9 +264,8 @@ def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given:
     summary = opened.summary or summarize(opened.ledger)
     if invocation.wants_json:
         invocation.put_json(summary.to_json())
-    if not given["quiet"]:
-        for line in _lines(summary):
-            errors.say(line)
+    for line in summary.damaged if given["quiet"] else _lines(summary):
+        errors.say(line)
     if is_interrupted:
         errors.say(f"ringfence: interrupted: {_resuming(out, given['engine'])} goes on")
         return INTERRUPTED

@@ -17,6 +17,7 @@ import pytest
 from command_line import ringfence_text, served_once
 from package_index import Index, npm_lock, tarball, wheel, write
 
+from ringfence_batch import Batch, BatchTask
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, build_project_image, describe_stale_image
 from ringfence_sandbox.container.connection import Connection
 from ringfence_sandbox.container.images import built as built_recipe
@@ -380,3 +381,27 @@ def test_a_wheel_with_paths_that_lead_out_changes_nothing_here(project: Path, in
     with pytest.raises(SandboxUnavailableError, match="cannot be built"):
         built(project)
     assert not (tmp_path / "stolen").exists()
+
+
+def test_a_batch_uses_the_image_of_its_source_and_says_when_that_is_gone(
+    project: Path, tmp_path: Path, podman: Connection
+) -> None:
+    base = built_recipe(podman, recipe("python"))
+    write(project, {"Containerfile": f"FROM {base}\nRUN echo made > /made\n"})
+    built(project, containerfile="Containerfile")
+    (tmp_path / "m.jsonl").write_text('{"text": "Done."}\n')
+    task = BatchTask("a", str(project), "x", f"script:{tmp_path}/m.jsonl", kind="podman", checks=("grep made /made",))
+    batch = Batch([task], out=tmp_path / "out", retries=0)
+    batch.run(jobs=1)
+    result = batch.ledger.result("a")
+    assert result is not None
+    assert (result.outcome, result.cause) == ("done", "")
+    remembered = remembered_image(project)
+    assert remembered is not None
+    podman.client.images.remove(remembered.image, force=True)
+    batch.ledger.requeue("a")
+    batch.run(jobs=1)
+    result = batch.ledger.result("a")
+    assert result is not None
+    assert result.outcome == "infra-failed"
+    assert f"`ringfence sandbox build {project}`" in result.cause
