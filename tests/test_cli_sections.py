@@ -17,6 +17,7 @@ from mcp_types import TextContent
 
 DONE: Mapping[str, Any] = {"text": "Done."}
 SECTION = """
+import ctypes
 import multiprocessing
 import os
 import subprocess
@@ -32,6 +33,8 @@ class Checked:
 
 def check(params: None, *, context: ToolContext) -> ToolResult[Checked]:
     print("from the handler")
+    sys.__stdout__.write("from a stream with a buffer")
+    ctypes.CDLL(None).printf(b"from C")
     subprocess.run("echo from its program; echo made > made.txt", shell=True, cwd=context.filesystem.root, check=True)
     clean = context.filesystem.read("a.txt").content == "two\\n"
     return ToolResult(f"clean: {clean}", Checked(0 if clean else 1))
@@ -111,6 +114,7 @@ def run(
     begun = [] if "--resume" in options else ["--task", "Do it."]
     command = [sys.executable, "-m", "ringfence_cli", "run", directory or str(tree), "--model", f"script:{script}"]
     environment = {**os.environ, **(env or {})}
+    environment.pop("PYTHONUNBUFFERED", None)  # with it Python keeps nothing in a buffer
     return subprocess.run(
         [*command, *begun, *options], capture_output=True, text=True, timeout=60, cwd=tree.parent, env=environment
     )
@@ -131,7 +135,7 @@ def test_tools_of_a_file_are_transactions_like_all_others(tree: Path, name: str)
 def test_standard_output_has_the_results_alone(tree: Path) -> None:
     done = run(tree, [calls("check"), DONE], "--section", "own.py:section", "--json")
     assert json.loads(done.stdout)["outcome"] == "done"
-    for said in ("from the module", "from the handler", "from its program"):
+    for said in ("from the module", "from the handler", "from a stream with a buffer", "from C", "from its program"):
         assert said in done.stderr
 
 

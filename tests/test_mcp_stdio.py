@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -42,7 +43,10 @@ def root(tmp_path: Path) -> Path:
 
 class ServerProcess(LineClient):
     def __init__(self, command: Sequence[str]) -> None:
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        # Few clients have it set, and with it Python keeps nothing in a buffer.
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(command, env=env, **pipes)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         super().__init__(self.process.stdin, self.process.stdout)
@@ -185,6 +189,43 @@ def test_policies_sections_and_receipts_are_for_clients_too_and_only_the_protoco
     with free(root) as workspace:
         assert workspace.recovered is None
         assert [step.tool for step in workspace.steps()] == ["write_file"]
+
+
+LOUD = """
+import ctypes, os, subprocess, sys
+from ringfence import MarkdownSection, Tool, ToolResult
+early, libc = sys.stdout, ctypes.CDLL(None)
+print("by the module")
+def loud(params, *, context):
+    print("by print", end=";")
+    early.write("by a stream kept from the start;")
+    sys.__stdout__.write("by the stream that Python began with;")
+    os.write(1, b"by the descriptor;")
+    libc.printf(b"by C;")
+    subprocess.run(["echo", "by a program"])
+    if (child := os.fork()) == 0:
+        os.write(1, b"by a fork;")
+        os._exit(0)
+    os.waitpid(child, 0)
+    with open("/dev/stdout", "a") as file:
+        file.write("by its name;")
+    return ToolResult.ok(None, "done")
+tool = Tool[None, None](name="loud", description="Prints.", handler=loud, read_only=True)
+section = MarkdownSection(title="Own", key="own", template="", tools=[tool])
+"""
+LOUD_WAYS = re.findall(r"by [a-zA-Z ]+(?=[;\"])", LOUD)
+
+
+def test_nothing_that_a_tool_writes_to_standard_output_comes_between_the_messages(root: Path) -> None:
+    own = root.parent / "own.py"
+    own.write_text(LOUD)
+    with started(root, "--section", f"{own}:section") as server:
+        server.hello()
+        assert server.result("loud")["content"][0]["text"] == "done"
+        code, out, err = server.end()
+    assert (code, out) == (0, b"")
+    assert len(LOUD_WAYS) == 9
+    assert [way for way in LOUD_WAYS if way not in err.decode()] == []
 
 
 @pytest.mark.anyio

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from typing import TextIO
 
 
 @contextmanager
@@ -25,14 +26,33 @@ def reserve_stdout(sections: Sequence[object]) -> Generator[None]:
             back.callback(_go_to, here)
         stream, kept = sys.stdout, os.dup(1)
         back.callback(os.close, kept)
-        stream.flush()
-        os.dup2(2, 1)
         back.callback(os.dup2, kept, 1)
-        sys.stdout = io.TextIOWrapper(
-            io.FileIO(1, "w", closefd=False), stream.encoding, "backslashreplace", write_through=True
-        )
+        send_stdout_to_stderr()
+        back.callback(_flush_buffers, stream)
         back.callback(setattr, sys, "stdout", stream)
         yield
+
+
+def send_stdout_to_stderr() -> None:
+    """Make standard output, and that of the programs started from now on, standard error.
+
+    Each text is written at once. What is left in a buffer would come out after standard output was restored.
+    """
+    stream = sys.stdout
+    stream.flush()
+    os.dup2(2, 1)
+    sys.stdout = io.TextIOWrapper(
+        io.FileIO(1, "w", closefd=False), stream.encoding, "backslashreplace", write_through=True
+    )
+
+
+def _flush_buffers(stream: TextIO) -> None:
+    """Write what Python and C hold back of the output of tools that knew the stream, or the descriptor, itself."""
+    with suppress(OSError, ValueError):  # standard error was closed, or the stream
+        stream.flush()
+    import ctypes  # a server answers its client first without it
+
+    ctypes.CDLL(None).fflush(None)
 
 
 def _go_to(directory: int) -> None:

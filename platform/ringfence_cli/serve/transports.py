@@ -28,6 +28,8 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
+from ringfence_cli.own_code import send_stdout_to_stderr
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -61,20 +63,19 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 @contextmanager
 def reserve_streams() -> Generator[tuple[int, int]]:
-    """Reserve standard input and output for the protocol, and yield their descriptors.
+    """Take standard input and output for the protocol, and yield their descriptors.
 
-    Other code then reads nothing, and writes to standard error.
+    Other code reads nothing, and writes to standard error. So it stays after the block: what a tool has left in a
+    buffer of Python or C is written when the process ends, and is no message.
     """
     source, target = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)
     os.close(nothing)
+    send_stdout_to_stderr()
     try:
         yield source, target
     finally:
-        os.dup2(source, 0)
-        os.dup2(target, 1)
         os.close(source)
         os.close(target)
 
