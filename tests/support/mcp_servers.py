@@ -111,7 +111,7 @@ class Opened:
     workspace: ServedWorkspace
     observe: Callable[[Session], None]
 
-    def list_tools(self, *, shared: bool) -> Iterable[Tool[Any, Any]]:
+    def list_tools(self, *, shared: bool, extra: bool = True) -> Iterable[Tool[Any, Any]]:
         client = SessionOfClient(self.workspace, lambda session: None, shared=shared)
         client.close()
         return client.tools.values()
@@ -209,8 +209,9 @@ class HttpServer:
     connections: list[http.client.HTTPConnection] = field(default_factory=list[http.client.HTTPConnection])
 
     @asynccontextmanager
-    async def client(self, era: str = "auto", **headers: str) -> AsyncGenerator[Client]:
-        sent = {"Authorization": f"Bearer {TOKEN}", **headers}
+    async def client(self, era: str = "auto", **headers: str | bytes) -> AsyncGenerator[Client]:
+        given: dict[str, str | bytes] = {"Authorization": f"Bearer {TOKEN}", **headers}
+        sent = [(name.encode(), value.encode() if isinstance(value, str) else value) for name, value in given.items()]
         async with httpx2.AsyncClient(headers=sent, timeout=PATIENT) as transport:
             url = f"http://{self.host}:{self.port}/mcp"
             async with Client(streamable_http_client(url, http_client=transport), mode=era) as client:

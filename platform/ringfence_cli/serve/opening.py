@@ -31,7 +31,7 @@ from ringfence_cli.workspace import recovered_before_copy
 from ringfence_sandbox import StateDirectoryError, describe_replaced_root
 from ringfence_tools.agent_run import MakeSection
 from ringfence_tools.own_code import sections_of
-from ringfence_tools.printable import why
+from ringfence_tools.printable import one_line, why
 from ringfence_tools.run_workspace import protect_path
 from ringfence_tools.spec_error import SpecError
 from ringfence_tools.unused_patterns import unused_patterns
@@ -77,10 +77,10 @@ class LazyWorkspace:
     def close(self) -> None:
         self._stack.close()
 
-    def list_tools(self, *, shared: bool) -> Iterable[Tool[Any, Any]]:
+    def list_tools(self, *, shared: bool, extra: bool = True) -> Iterable[Tool[Any, Any]]:
         """Raise click.ClickException: the sections of the options cannot be used."""
         with self._refusals():
-            sections = self._sections()
+            sections = self._sections() if extra else ()
             preview = preview_workspace(
                 self._options.place,
                 self._options.directory,
@@ -212,4 +212,6 @@ def _write_receipt(receipts: ReceiptsFile, errors: ErrorStream, receipt: Receipt
     try:
         receipts.call(receipt, None, "")
     except OSError as error:
-        errors.say(f"ringfence: the receipt of {receipt.tool} could not be written: {describe_error(error)}")
+        errors.say(
+            f"ringfence: the receipt of {one_line(receipt.tool, 64)} could not be written: {describe_error(error)}"
+        )

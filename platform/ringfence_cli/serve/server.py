@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from operator import attrgetter
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 QUEUE_SECONDS = 60.0
 """How long a call waits for the calls before it."""
+LIST_SECONDS = 10.0
+"""How long a list of resources waits for them. Many clients wait a minute for an answer, and then drop the server."""
 BUSY = f"another call has been running for {QUEUE_SECONDS:g} s: try again when it has ended"
 INSTRUCTIONS = """\
 Tools for the files of a workspace: {directory}. Paths are relative to its root. Every call is a transaction: one that
@@ -73,8 +75,11 @@ ResultT = TypeVar("ResultT")
 class Openable(Protocol):
     """A workspace that is opened when it is needed. Its methods raise click.ClickException: it cannot be opened."""
 
-    def list_tools(self, *, shared: bool) -> Iterable[Tool[Any, Any]]:
-        """Return the tools that clients will have, without opening it; ``shared`` for clients without an identity."""
+    def list_tools(self, *, shared: bool, extra: bool = True) -> Iterable[Tool[Any, Any]]:
+        """Return the tools that clients will have, without opening it; ``shared`` for clients without an identity.
+
+        Without ``extra``, those of the user's own sections are left out.
+        """
         ...
 
     def open(self, cancellation: Cancellation) -> ServedWorkspace:
@@ -116,8 +121,11 @@ class WorkspaceServer:
         """
         self._directory = directory
         self._load = load
+        self._loading = threading.Lock()
+        self._loaded: Openable | None = None
         self._max_answer = max_answer
         self._turn = anyio.Lock(fast_acquire=True)
+        self._listing = anyio.Lock()
         self._approvals = approvals
         self._working = threading.Lock()
         self._running: set[Cancellation] = set()
@@ -154,7 +162,8 @@ class WorkspaceServer:
 
     def open(self) -> None:
         """Open the workspace now. Raise click.ClickException: it cannot be opened."""
-        self._list(shared=False)
+        for shared in (False, True):
+            self._list(shared=shared)
         self._filesystem()
 
     async def open_early(self) -> None:
@@ -176,16 +185,29 @@ class WorkspaceServer:
             if connected.clients is not None:
                 connected.clients.close()
 
-    @cached_property
+    @property
     def _workspace(self) -> Openable:
-        return self._load()
+        with self._loading:
+            if self._loaded is None:
+                self._loaded = self._load()
+            return self._loaded
 
-    def _list(self, *, shared: bool) -> None:
+    def _list(self, *, shared: bool) -> Mapping[str, types.Tool]:
+        """List the tools: for now without those of sections that cannot be used, which is what each call says then.
+
+        Raise click.ClickException: the directory cannot be read, and the tools depend on it.
+        """
         from ringfence_cli.serve.descriptions import describe_tool
 
         if shared not in self._tools:
-            tools = self._workspace.list_tools(shared=shared)
+            try:
+                tools = self._workspace.list_tools(shared=shared)
+            except click.ClickException:
+                return {
+                    tool.name: describe_tool(tool) for tool in self._workspace.list_tools(shared=shared, extra=False)
+                }
             self._tools[shared] = {tool.name: describe_tool(tool) for tool in tools}
+        return self._tools[shared]
 
     def _schema(self, name: str) -> Mapping[str, Any] | None:
         """The transport asks for it where clients have no sessions."""
@@ -197,13 +219,16 @@ class WorkspaceServer:
 
     async def _list_tools(self, context: Context, params: Page) -> types.ListToolsResult:
         shared = identity_of(context) is None
-        if shared not in self._tools:
-            await self._run_in_turn(partial(self._list, shared=shared))
+        async with self._listing:  # not after the calls: a client drops a server whose tools do not come
+            try:
+                tools = await to_thread.run_sync(partial(self._list, shared=shared))
+            except click.ClickException as error:
+                raise _not_open(error) from error
         self._listed.set()
         from ringfence_cli.serve.descriptions import with_hints
 
         name = client_name(context)
-        return types.ListToolsResult(tools=with_hints(self._tools[shared].values(), name, self._answer_limit(name)))
+        return types.ListToolsResult(tools=with_hints(tools.values(), name, self._answer_limit(name)))
 
     async def _call_tool(
         self, context: Context, params: types.CallToolRequestParams
@@ -268,8 +293,14 @@ class WorkspaceServer:
     # Resources are read between two calls. During a call the files hold changes that may be rolled back.
 
     async def _list_resources(self, context: Context, params: Page) -> types.ListResourcesResult:
-        cursor = params.cursor if params is not None else None
-        return await self._run_in_turn(lambda: list_resources(self._filesystem(), cursor))
+        """List one page of files. It is empty while there is no workspace: some clients drop a server whose lists fail,
+        and the calls say why.
+        """
+        after = resource_path(params.cursor) if params is not None and params.cursor else ""
+        try:
+            return await self._run_in_turn(lambda: list_resources(self._filesystem(), after), LIST_SECONDS)
+        except Exception:
+            return types.ListResourcesResult(resources=[])
 
     async def _list_templates(self, context: Context, params: Page) -> types.ListResourceTemplatesResult:
         return types.ListResourceTemplatesResult(resource_templates=[TEMPLATE])
@@ -284,22 +315,21 @@ class WorkspaceServer:
             workspace = self._workspace.open(cancellation)
         return read_resource(workspace.filesystem, uri, workspace.secrets)
 
-    async def _run_in_turn(self, work: Callable[[], ResultT]) -> ResultT:
+    async def _run_in_turn(self, work: Callable[[], ResultT], seconds: float = QUEUE_SECONDS) -> ResultT:
         """Run ``work`` on a thread after the calls before it. Raise MCPError if those take too long, or if the
         workspace cannot be opened.
 
         A cancellation still waits for the thread, because nothing can interrupt a thread.
         """
         try:
-            with anyio.fail_after(QUEUE_SECONDS):
+            with anyio.fail_after(seconds):
                 await (self._turn.acquire() if self._approvals is None else self._approvals.acquire(self._turn))
         except TimeoutError:
             raise MCPError(code=types.INTERNAL_ERROR, message=BUSY) from None
         try:
             return await to_thread.run_sync(self._work, work)
         except click.ClickException as error:
-            message = NOT_OPEN.format(reason=error.format_message())
-            raise MCPError(code=types.INTERNAL_ERROR, message=message) from error
+            raise _not_open(error) from error
         finally:
             self._turn.release()
 
@@ -308,9 +338,12 @@ class WorkspaceServer:
             return work()
 
 
-def list_resources(filesystem: Filesystem, cursor: str | None) -> types.ListResourcesResult:
-    """List one page of files. The cursor is the URI of the last file of the page before."""
-    after = resource_path(cursor) if cursor else ""
+def _not_open(error: click.ClickException) -> MCPError:
+    return MCPError(code=types.INTERNAL_ERROR, message=NOT_OPEN.format(reason=error.format_message()))
+
+
+def list_resources(filesystem: Filesystem, after: str) -> types.ListResourcesResult:
+    """List one page of files, those after the path ``after``. The cursor of the next page is the URI of its last."""
     files = list(islice(iterate_files(filesystem, after), PAGE_SIZE + 1))
     page = [
         types.Resource(
