@@ -75,9 +75,9 @@ def text(result: CallToolResult | InputRequiredResult) -> str:
 @pytest.mark.parametrize("era", ERAS)
 async def test_the_person_sees_the_real_diff_and_decides(root: Path, era: str) -> None:
     seen: list[ElicitRequestFormParams] = []
-    answers = replying({"choice": "no", "comment": "use spaces"}, YES, {"choice": "always"}, seen=seen)
+    answers = replying({"choice": "no", "comment": "use \x1b[2Jspaces"}, YES, {"choice": "always"}, seen=seen)
     async with connected(root, era, answer=answers) as client:
-        assert "a person said no: use spaces" in await write(client)
+        assert "a person said no: use \\x1b[2Jspaces" in await write(client)
         assert not (root / "a").exists()
         await write(client)
         assert (root / "a").read_text() == "new\n"

@@ -16,12 +16,13 @@ from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import ToolResult
 from ringfence_sandbox import LogEntry, Reversal, ReversalOutcome, Workspace
 from ringfence_tools.handlers import MAX_LISTED, Unrendered, answer_room
-from ringfence_tools.printable import plural
+from ringfence_tools.printable import one_line, plural
 
 AnswerT = TypeVar("AnswerT")
 StepT = TypeVar("StepT", int | str, int | str | None)
 
 MAX_PATHS = 20
+MAX_WHO_CHARACTERS = 100
 """The most paths of one step in a listing."""
 LOOK_SECONDS = 2.0
 """The age of a scan for changes by others that `history` and `diff` still use. A scan of many files takes long."""
@@ -263,7 +264,8 @@ def _entry(entry: LogEntry) -> HistoryEntry:
     paths = tuple(display_path(path) for path in listed)
     at = entry.created_at.isoformat(timespec="seconds")
     more = len(entry.paths) - len(paths)
-    return HistoryEntry(entry.number, who, at, paths, more, entry.ignored, entry.names, entry.client)
+    who, client = (one_line(text, MAX_WHO_CHARACTERS) for text in (who, entry.client))  # as other programs wrote them
+    return HistoryEntry(entry.number, who, at, paths, more, entry.ignored, entry.names, client)
 
 
 def _describe_skipped(done: Reversal) -> str:

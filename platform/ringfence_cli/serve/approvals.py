@@ -29,6 +29,7 @@ from ringfence_cli.approval import question_lines
 from ringfence_cli.serve.identity import identity_of
 from ringfence_cli.serve.progress import cancel_on_disconnect, report_progress
 from ringfence_cli.serve.questions import Answer, Elicitation, answer_in, ask, asking_result, elicitation_of
+from ringfence_tools.printable import MAX_REASON_CHARACTERS, one_line, printable
 
 CANNOT_ASK = "this client cannot ask a person (MCP calls it elicitation), so it counts as a no"
 WAITING = "waiting for approval of {tool} (call {call_id}): nothing was changed. Try again when a person has answered"
@@ -195,12 +196,13 @@ class Approvals:
         if answer is None:
             return None
         if isinstance(answer, MCPError):
-            return Approval(False, f"the client could not ask a person: {answer.error.message}")
+            reason = one_line(answer.error.message, MAX_REASON_CHARACTERS)
+            return Approval(False, f"the client could not ask a person: {reason}")
         if answer.is_malformed:
             return Approval(False, MALFORMED.format(", ".join(choices)))
         if answer.choice in ("yes", "always"):
             return Approval(True, always=answer.choice == "always")
-        return Approval.no(answer.comment.strip())
+        return Approval.no(printable(answer.comment.strip()))
 
     async def _wait(
         self, request: ApprovalRequest, cancellation: Cancellation, question: Callable[[], Awaitable[Answer]]

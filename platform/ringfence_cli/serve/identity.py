@@ -24,9 +24,11 @@ def identity_of(context: ServerRequestContext[Any, Any]) -> str | None:
 
 
 def label_of(context: ServerRequestContext[Any, Any]) -> str:
-    """What a client calls itself, for people."""
+    """What a client calls itself, for people and models: on one line, with nothing in it that acts or hides."""
+    from ringfence_tools.printable import one_line
+
     named: str | None = context.request.headers.get(CLIENT_HEADER) if context.request is not None else None
     params = context.session.client_params
     if named is None and params is not None:
         named = f"{params.client_info.name} {params.client_info.version}"
-    return (named or "")[:MAX_LABEL_CHARACTERS]
+    return one_line(named or "", MAX_LABEL_CHARACTERS)
