@@ -1,7 +1,8 @@
 """Tool calls through `ringfence serve`, over standard input and output, beside a bare server of the same SDK and the
 same calls in this process.
 
-In time as a clock shows it, since the servers are processes of their own: from the request to its answer.
+Calls in time as a clock shows it, since the servers are processes of their own: from the request to its answer. A start
+in processor time, up to the answer to `initialize`: on a busy machine a clock shows what else runs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SERVE = [sys.executable, "-m", "ringfence_cli", "serve"]
 BESIDE = ("a bare server", "the call in process")
 MORE_MS = 2.0
 """That a call may take more than one of the bare server, and the same call in process."""
-START_SECONDS = 1.0
+START_SECONDS = 0.4
 HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "benchmark", "version": "1"}}
 
 
@@ -38,7 +39,7 @@ class Speaker:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self._to, self._from = process.stdin, process.stdout
+        self._process, self._to, self._from = process, process.stdin, process.stdout
         self._ids = count()
         self.ask("initialize", HELLO)
 
@@ -49,6 +50,11 @@ class Speaker:
         answer = json.loads(self._from.readline())
         assert not answer["result"].get("isError"), answer
         return answer
+
+    def cpu_seconds(self) -> float:
+        """The processor time that the server has taken."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def call(self, name: str, arguments: Mapping[str, str]) -> object:
         return self.ask("tools/call", {"name": name, "arguments": arguments})
@@ -78,9 +84,8 @@ def starting(command: list[str]) -> Side:
     def side(number: int) -> float:
         taken = 0.0
         for _ in range(number):
-            started = perf_counter()
-            with speaking(command):
-                taken += perf_counter() - started
+            with speaking(command) as speaker:
+                taken += speaker.cpu_seconds()
         return taken / number
 
     return side
@@ -94,7 +99,16 @@ def rows() -> Iterator[Row]:
         serve = [*SERVE, str(directory / "memory")]
         first, baseline = alternated(starting(serve), starting(BARE))
         met, target = first.median <= START_SECONDS, f"<= {START_SECONDS:g} s"
-        yield Row("mcp", "start, to the first answer", BESIDE[0], ratio(first, baseline), target, met, first, baseline)
+        yield Row(
+            "mcp",
+            "start, processor time to the first answer",
+            BESIDE[0],
+            ratio(first, baseline),
+            target,
+            met,
+            first,
+            baseline,
+        )
 
 
 def calls(kind: str, directory: Path) -> Iterator[Row]:

@@ -1,35 +1,37 @@
-"""The command ``ringfence serve``: run the server, and stop it at a signal."""
+"""The command ``ringfence serve``: run the server, and stop it at a signal.
+
+The packages of the protocol are loaded after the first answer.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-import anyio
 import click
 
-from ringfence.failures import describe_error
 from ringfence_cli.options import INTERRUPTED
-from ringfence_cli.serve import transports
-from ringfence_cli.serve.server import WorkspaceServer
+from ringfence_cli.serve.first_answer import Begun, answer_first, reserve_streams
 from ringfence_cli.signals import Signals
 
 if TYPE_CHECKING:
     from ringfence.filesystem.hidden import HiddenFiles
     from ringfence_cli.serve.opening import LazyWorkspace
+    from ringfence_cli.serve.server import WorkspaceServer
     from ringfence_tools.place import Place
 
 TOKEN_VARIABLE = "RINGFENCE_MCP_TOKEN"  # noqa: S105  # its name
 MIN_TOKEN_CHARACTERS = 16
 
-Serve = Callable[[WorkspaceServer], Awaitable[None]]
+PACKAGES = ("anyio", "mcp", "mcp_types")
+
+Serve: TypeAlias = "Callable[[WorkspaceServer], Awaitable[None]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,24 @@ class ServeOptions:
     max_answer: int | None = None
     asks: Sequence[str] = ()
     ask_seconds: float | None = None
+    at_terminal: bool = field(default_factory=lambda: os.isatty(0))
 
     @property
     def has_person(self) -> bool:
         """Whether a person has started the server, and not a client."""
-        return self.http is not None or os.isatty(0)
+        return self.http is not None or self.at_terminal
 
 
 def serve(options: ServeOptions, signals: Signals) -> int:
-    """Serve until the end and return the exit code. Raise click.ClickException for what cannot be served."""
+    """Serve until the end and return the exit code.
+
+    Raises:
+        click.ClickException: it cannot be served.
+        ModuleNotFoundError: a package is missing.
+    """
+    for package in PACKAGES:  # before an answer that would promise a server
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     with ExitStack() as stack:
         try:
             with signals.let_through():
@@ -67,6 +78,8 @@ def serve(options: ServeOptions, signals: Signals) -> int:
             return INTERRUPTED
         for line in hints:
             _say(line)
+        import anyio
+
         try:
             anyio.run(_run_until_signal, partial(transport, server), signals, server.stop)
         finally:
@@ -94,6 +107,8 @@ def _start(options: ServeOptions, stack: ExitStack) -> WorkspaceServer:
 
         return stack.enter_context(closing(LazyWorkspace(options, telemetry, approvals)))
 
+    from ringfence_cli.serve.server import WorkspaceServer
+
     server = WorkspaceServer(options.directory, load, max_answer=options.max_answer, approvals=approvals)
     if options.has_person:
         server.open()
@@ -109,6 +124,10 @@ def _say(text: str) -> None:
 async def _run_until_signal(
     work: Callable[[], Awaitable[None]], signals: Signals, stop: Callable[[], None] = lambda: None
 ) -> None:
+    import asyncio
+
+    import anyio
+
     scope = anyio.CancelScope()
 
     def end() -> None:
@@ -120,23 +139,38 @@ async def _run_until_signal(
         await work()
 
 
-async def _over_stdio(server: WorkspaceServer) -> None:
-    with transports.reserve_streams() as (source, target):
-        async with anyio.create_task_group() as group:
-            group.start_soon(server.open_early)
-            await transports.serve_stdio(server.protocol(), source, target)
-            server.stop()
-            group.cancel_scope.cancel()
+async def _over_stdio(streams: tuple[int, int], begun: Begun, server: WorkspaceServer) -> None:
+    import anyio
+
+    from ringfence_cli.serve import transports
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(server.open_early)
+        await transports.serve_stdio(server.protocol(), *streams, begun)
+        server.stop()
+        group.cancel_scope.cancel()
 
 
 def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Serve, Sequence[str]]:
-    """Return the transport, and the lines that tell a person how to connect. Listen if it is HTTP."""
+    """Return the transport, and the lines that tell a person how to connect. Listen if it is HTTP.
+
+    Else answer the client's first request.
+    """
     if options.http is None:
         if options.allowed_hosts:
             raise click.UsageError("--allow-host is for --http")
-        return _over_stdio, ()
+        streams = stack.enter_context(reserve_streams())
+        begun = answer_first(*streams, options.directory) if not options.has_person else Begun()
+        return partial(_over_stdio, streams, begun), ()
+    return _over_http(options, options.http, stack)
+
+
+def _over_http(options: ServeOptions, address: str, stack: ExitStack) -> tuple[Serve, Sequence[str]]:
+    from ringfence.failures import describe_error
+    from ringfence_cli.serve import transports
+
     try:
-        host, port = transports.parse_address(options.http)
+        host, port = transports.parse_address(address)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--http'") from None
     if not transports.is_loopback(host) and not options.allowed_hosts:
@@ -148,14 +182,14 @@ def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Serve, Sequence
     try:
         listening = stack.enter_context(transports.listen(host, port))
     except OSError as error:
-        message = f"{options.http} cannot be used: {describe_error(error)}"
+        message = f"{address} cannot be used: {describe_error(error)}"
         raise click.BadParameter(message, param_hint="'--http'") from None
     port = listening.getsockname()[1]
 
-    async def over_http(server: WorkspaceServer) -> None:
+    async def serve_over_http(server: WorkspaceServer) -> None:
         await transports.serve_http(server.protocol(), listening, token, options.allowed_hosts)
 
-    return over_http, (
+    return serve_over_http, (
         f"serving {options.directory} at http://{transports.host_header(host)}:{port}{transports.PATH}",
         f"clients send the header  Authorization: Bearer {token_hint}",
     )
@@ -165,6 +199,8 @@ def _token() -> tuple[str, str]:
     """Return the token, and how to print it."""
     token = os.environ.get(TOKEN_VARIABLE)
     if token is None:
+        import secrets
+
         token = secrets.token_urlsafe(32)
         return token, token
     if len(token) < MIN_TOKEN_CHARACTERS or not token.isascii() or not token.isprintable() or " " in token:

@@ -1,19 +1,17 @@
 """The MCP server of a workspace: its tools, its resources, and the queue of calls to them.
 
-A client waits for the first answer, which needs little of what the tools need. That is imported when it is needed.
+A client waits for the list of tools, which needs little of what their calls need. That is imported when it is needed.
 """
 
 from __future__ import annotations
 
 import base64
 import mimetypes
-import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
@@ -32,6 +30,7 @@ from mcp.shared.exceptions import MCPError
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import escape_path
 from ringfence_cli.serve.answers import client_name, shown_characters
+from ringfence_cli.serve.first_answer import NAME, instructions_of, own_version
 from ringfence_cli.serve.identity import identity_of
 from ringfence_cli.serve.progress import cancel_on_disconnect, report_progress
 from ringfence_cli.serve.questions import Elicitation, elicitation_of
@@ -51,11 +50,6 @@ QUEUE_SECONDS = 60.0
 LIST_SECONDS = 10.0
 """How long a list of resources waits for them. Many clients wait a minute for an answer, and then drop the server."""
 BUSY = f"another call has been running for {QUEUE_SECONDS:g} s: try again when it has ended"
-INSTRUCTIONS = """\
-Tools for the files of a workspace: {directory}. Paths are relative to its root. Every call is a transaction: one that
-fails, is denied or is cancelled has changed nothing, and says how to get it right. Read a file before you change,
-move or remove it, and all of it before you replace it."""
-
 SCHEME = "workspace:///"
 PAGE_SIZE = 200
 """Resources on one page."""
@@ -137,9 +131,9 @@ class WorkspaceServer:
     def protocol(self) -> Server[Connected]:
         """The server object of the SDK, for any transport."""
         return Server(
-            "ringfence",
-            version=version("ringfence"),
-            instructions=INSTRUCTIONS.format(directory=escape_path(os.path.realpath(self._directory))),
+            NAME,
+            version=own_version(),
+            instructions=instructions_of(self._directory),
             lifespan=self._connected,
             get_tool_input_schema=self._schema,
             on_list_tools=self._list_tools,

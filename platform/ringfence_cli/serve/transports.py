@@ -28,7 +28,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
-from ringfence_cli.own_code import send_stdout_to_stderr
+from ringfence_cli.serve.first_answer import Begun
 
 if TYPE_CHECKING:
     import asyncio
@@ -55,54 +55,42 @@ BACKLOG = 64
 REFUSAL = b"'Authorization: Bearer TOKEN' is missing or wrong; the server said its token when it started\n"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
+NOTHING = Begun()
 ToClient = MemoryObjectSendStream[SessionMessage]
 FromClient = MemoryObjectReceiveStream[SessionMessage | Exception]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 """An ASGI application."""
 
 
-@contextmanager
-def reserve_streams() -> Generator[tuple[int, int]]:
-    """Take standard input and output for the protocol, and yield their descriptors.
+async def serve_stdio(server: Server[Connected], source: int, target: int, begun: Begun = NOTHING) -> None:
+    """Serve one client over two descriptors, until it closes the first or no longer reads the second.
 
-    Other code reads nothing, and writes to standard error. So it stays after the block: what a tool has left in a
-    buffer of Python or C is written when the process ends, and is no message.
+    ``begun`` has what was read of the first, and answered, before.
     """
-    source, target = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    send_stdout_to_stderr()
-    try:
-        yield source, target
-    finally:
-        os.close(source)
-        os.close(target)
-
-
-async def serve_stdio(server: Server[Connected], source: int, target: int) -> None:
-    """Serve one client over two descriptors, until it closes the first or no longer reads the second."""
-    async with _messages(source, target) as (read, write):
+    async with _messages(source, target, begun) as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
 
 @asynccontextmanager
-async def _messages(source: int, target: int) -> AsyncGenerator[tuple[FromClient, ToClient]]:
+async def _messages(source: int, target: int, begun: Begun) -> AsyncGenerator[tuple[FromClient, ToClient]]:
     """Yield the stream of the client's messages and the stream for ours. The caller closes both."""
     incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception]()
     write, outgoing = anyio.create_memory_object_stream[SessionMessage](MAX_UNREAD)
     async with anyio.create_task_group() as group:
-        group.start_soon(_read, source, incoming, write.clone())
-        group.start_soon(_write, target, outgoing, group.cancel_scope)
+        group.start_soon(_read, source, begun.received, incoming, write.clone())
+        group.start_soon(_write, target, outgoing, begun.answered, group.cancel_scope)
         yield read, write
         # The client has closed our input. It may not read the remaining results.
         group.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
 
 
-async def _read(source: int, incoming: MemoryObjectSendStream[SessionMessage | Exception], answers: ToClient) -> None:
+async def _read(
+    source: int, received: bytes, incoming: MemoryObjectSendStream[SessionMessage | Exception], answers: ToClient
+) -> None:
     line = bytearray()
     async with incoming, answers:
-        while chunk := await _read_chunk(source):
+        while chunk := received or await _read_chunk(source):
+            received = b""
             *ends, rest = chunk.split(b"\n")
             for end in ends:
                 await _receive(bytes(line + end), incoming, answers)
@@ -167,16 +155,28 @@ async def _read_chunk(source: int) -> bytes:
         return b""
 
 
-async def _write(target: int, outgoing: MemoryObjectReceiveStream[SessionMessage], scope: anyio.CancelScope) -> None:
+async def _write(
+    target: int,
+    outgoing: MemoryObjectReceiveStream[SessionMessage],
+    answered: str | int | None,
+    scope: anyio.CancelScope,
+) -> None:
     async with outgoing, anyio.create_task_group() as group:
         group.start_soon(_cancel_on_disconnect, target, scope)
         async for message in outgoing:
+            if answered is not None and _is_answer(message, answered):
+                answered = None
+                continue
             text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
             try:
                 await _write_all(target, text.encode() + b"\n")
             except OSError:  # the reader is gone
                 scope.cancel()
         group.cancel_scope.cancel()
+
+
+def _is_answer(message: SessionMessage, request: str | int) -> bool:
+    return isinstance(message.message, (types.JSONRPCResponse, types.JSONRPCError)) and message.message.id == request
 
 
 async def _cancel_on_disconnect(target: int, scope: anyio.CancelScope) -> None:
