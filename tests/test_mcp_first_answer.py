@@ -38,7 +38,7 @@ class Ends:
 
     def __init__(self) -> None:
         (self.source, to_server), (from_server, self.target) = os.pipe(), os.pipe()
-        self.client = LineClient(open(to_server, "wb"), open(from_server, "rb"))
+        self.client = LineClient(os.fdopen(to_server, "wb"), os.fdopen(from_server, "rb"))
 
     def close(self) -> None:
         os.close(self.source)
@@ -106,8 +106,9 @@ def test_a_client_gets_one_answer_to_each_request_however_many_it_has_sent_at_on
     with serving(bench, ends, begun) as client:
         client.send(json.dumps({"jsonrpc": "2.0", "id": request_id, "method": "ping"}).encode())
         answers = [client.answer() for _ in range(3)]
-    assert [answer["id"] for answer in answers][0] == request_id
-    assert {str(answer["id"]) for answer in answers[1:]} == {str(request_id), "2"}
+    first_id, *ids = (answer["id"] for answer in answers)
+    assert first_id == request_id
+    assert {str(one) for one in ids} == {str(request_id), "2"}
     assert all("result" in answer for answer in answers)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 from command_line import ringfence_text
 from hypothesis import given
 from hypothesis import strategies as st
@@ -277,6 +278,77 @@ def test_a_second_install_writes_the_state_directory_that_is_in_force(
     said = mcp("install", client)
     assert f"{state}" in "".join(line for line in said.splitlines() if line.startswith("-"))
     assert str(state) not in file.read_text()
+
+
+SWITCHES = [
+    ("claude", "project/.claude/settings.json", {"disabledMcpjsonServers": ["ringfence"]}, "take ringfence out"),
+    (
+        "claude",
+        "project/.claude/settings.local.json",
+        {"disabledMcpjsonServers": ["x", "ringfence"]},
+        "take ringfence out",
+    ),
+    ("claude", "home/.claude/settings.json", {"deniedMcpServers": [{"serverName": "ringfence"}]}, "take ringfence out"),
+    ("claude", "home/.claude/settings.json", {"permissions": {"deny": ["mcp__ringfence"]}}, "mcp__ringfence"),
+    ("claude", "home/.claude.json", {"projects": {"": {"disabledMcpServers": ["ringfence"]}}}, "/mcp"),
+    ("claude", "home/.claude.json", {"projects": {"": {"disabledMcpjsonServers": ["ringfence"]}}}, "claude mcp reset"),
+    (
+        "codex",
+        "project/.codex/config.toml",
+        {"mcp_servers": {"ringfence": {"command": "ringfence", "enabled": False}}},
+        "remove this line",
+    ),
+    ("codex", "home/.codex/config.toml", {"mcp_servers": {"ringfence": {"enabled": False}}}, "remove this line"),
+    ("gemini", "project/.gemini/settings.json", {"mcp": {"excluded": ["ringfence"]}}, "take ringfence out"),
+    ("gemini", "home/.gemini/settings.json", {"mcp": {"allowed": ["other"]}}, "add ringfence"),
+    ("gemini", "home/.gemini/mcp-server-enablement.json", {"ringfence": {"enabled": False}}, "gemini mcp enable"),
+    ("qwen", "home/.qwen/settings.json", {"mcp": {"excluded": ["ringfence"]}}, "take ringfence out"),
+    ("qwen", "project/.qwen/settings.json", {"mcp": {"allowed": []}}, "add ringfence"),
+    ("opencode", "home/.config/opencode/opencode.json", {"tools": {"ringfence_*": False}}, "remove the entry"),
+    ("vscode", "home/.config/Code/User/settings.json", {"chat.mcp.access": "none"}, "set it to all"),
+]
+
+
+@pytest.mark.parametrize(("client", "file", "held", "remedy"), SWITCHES)
+def test_a_setting_that_keeps_the_server_off_is_named_with_what_to_do(
+    client: str, file: str, held: Any, remedy: str, mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if file.endswith(".toml"):
+        path.write_text(tomlkit.dumps(held))
+    else:
+        path.write_text(json.dumps(held).replace('""', json.dumps(str(tmp_path / "project"))))
+    for options in (["--dry-run"], [], []):  # the last time the server is registered already
+        (line,) = [line for line in mcp("install", client, *options).splitlines() if "keeps the server off" in line]
+        assert str(path) in line
+        assert remedy in line
+        assert len(line.split()) <= 25
+
+
+ON = [
+    (
+        "claude",
+        "home/.claude/settings.json",
+        {"disabledMcpjsonServers": ["other"], "permissions": {"deny": ["Bash", 5]}},
+    ),
+    ("claude", "home/.claude.json", {"projects": {"/other": {"disabledMcpServers": ["ringfence"]}}}),
+    ("codex", "home/.codex/config.toml", {"mcp_servers": {"ringfence": {"enabled": True}}}),
+    ("gemini", "home/.gemini/settings.json", {"mcp": {"excluded": ["other"], "allowed": ["ringfence"]}}),
+    ("gemini", "home/.gemini/settings.json", {"mcp": {"excluded": "ringfence", "allowed": None}}),
+    ("opencode", "home/.config/opencode/opencode.json", {"tools": {"ringfence_*": True, "bash": False}}),
+    ("vscode", "home/.config/Code/User/settings.json", {"chat.mcp.access": "all"}),
+]
+
+
+@pytest.mark.parametrize(("client", "file", "held"), ON)
+def test_a_setting_that_leaves_the_server_on_is_not_named(
+    client: str, file: str, held: Any, mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(tomlkit.dumps(held) if file.endswith(".toml") else json.dumps(held))
+    assert "keeps the server off" not in mcp("install", client)
 
 
 def test_what_gemini_and_codex_do_elsewhere_is_said(mcp: Callable[..., str]) -> None:

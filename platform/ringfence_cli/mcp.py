@@ -19,6 +19,7 @@ import click
 
 from ringfence.extras import missing
 from ringfence_cli.client_edits import NAME, STATE_VARIABLES, Edit, Record
+from ringfence_cli.client_switches import switched_off
 from ringfence_cli.options import Interruptible, NotStartedError
 
 if TYPE_CHECKING:
@@ -273,6 +274,8 @@ def change(
             if not installs and other.text != other.before:
                 scope = "without --global, in this directory" if personal else "with --global"
                 click.echo(f"It is registered in {other.path}: uninstall it {scope}")
+            if installs:
+                _say_switches(name)
             return
         if not dry_run:
             if installs:  # first, so that no change is made without it
@@ -288,6 +291,8 @@ def change(
         click.echo(f"{client.title}: {'start it anew' if personal else client.next_step}")
         if exclusive and name == "gemini" and not personal:
             click.echo("Its own tools are switched off in all projects: it reads policies from your home only")
+    if installs:
+        _say_switches(name)
     if not installs and not exclusive and client.exclusive is not None:
         left: list[ConfigFile] = []
         with suppress(ValueError):  # what cannot be edited is not said to be ours
@@ -295,6 +300,11 @@ def change(
         if any(file.text != file.before for file in left):
             back = f"`ringfence mcp uninstall {name}{' --global' if personal else ''} --exclusive` switches them on"
             click.echo(f"{client.title}: some of its own tools are switched off; {back}")
+
+
+def _say_switches(name: str) -> None:
+    for line in switched_off(name, Path.cwd()):
+        click.echo(f"{CLIENTS[name].title}: {line}")
 
 
 def _check(options: Sequence[str]) -> None:
