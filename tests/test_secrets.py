@@ -7,12 +7,14 @@ import html
 import json
 import logging
 import re
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -24,14 +26,26 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ringfence import Filesystem, InMemoryFilesystem, MarkdownSection, Prompt, Session, Tool, ToolContext, ToolResult
+from ringfence import (
+    Filesystem,
+    InMemoryFilesystem,
+    MarkdownSection,
+    Prompt,
+    PromptTemplate,
+    Session,
+    Tool,
+    ToolContext,
+    ToolResult,
+)
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
 from ringfence.adapters.model import ModelText
 from ringfence.filesystem import HiddenFiles
+from ringfence.prompt import FeedbackContext, FeedbackProviderConfig, FeedbackTrigger
 from ringfence.runtime import Cancellation
 from ringfence.runtime.events import ToolCallStarted, ToolInvoked
 from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.secrets import MaskedStream, Secrets, masked_logs
+from ringfence.runtime.tool_result import kept_result
 from ringfence.telemetry import Telemetry
 from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
@@ -297,7 +311,7 @@ def test_a_value_that_cannot_be_masked_is_left_out(odd: object) -> None:
     for _ in range(100_000 if odd == "deep" else 1):
         value = [value, TOKEN]
 
-    def give(params: None, *, context: ToolContext) -> ToolResult[list[Any]]:
+    def give(params: None, *, context: ToolContext) -> ToolResult[list[object]]:
         """Give it."""
         return ToolResult.ok(value)
 
@@ -306,6 +320,123 @@ def test_a_value_that_cannot_be_masked_is_left_out(odd: object) -> None:
         ended = world.executor.execute("give", {})
     assert TOKEN not in ended.text
     assert len(world.session[Receipt].all()) == 1
+
+
+@dataclass(frozen=True)
+class Halves:
+    """No field has the token, and its text for the model has."""
+
+    head: str
+    tail: str
+
+    def render(self) -> str:
+        return f"it is {self.head}{self.tail}"
+
+
+class Pair(NamedTuple):
+    name: str
+    value: str
+
+
+class Joined(list[str]):
+    def __str__(self) -> str:
+        return "".join(self)
+
+    def render(self) -> str:
+        return str(self)
+
+
+class Opaque:
+    """No collection and no dataclass: its repr, and what JSON it has, are its text."""
+
+    def __repr__(self) -> str:
+        return f"Opaque({TOKEN})"
+
+
+class Raising:
+    def render(self) -> str:
+        raise ValueError(TOKEN)
+
+
+RESULTS: list[Any] = [
+    TOKEN,
+    TOKEN.encode(),
+    bytearray(TOKEN.encode()),
+    memoryview(TOKEN.encode()),
+    Pair("a", TOKEN),
+    [Pair("a", TOKEN)],
+    {TOKEN: 1},
+    {"a": {TOKEN}},
+    frozenset((TOKEN,)),
+    deque([TOKEN]),
+    MappingProxyType({"a": TOKEN}),
+    OrderedDict(a=[TOKEN]),
+    Path("/srv") / TOKEN,
+    {Path(TOKEN): Pair("a", TOKEN)},
+    Nested("a", ({"k": Pair("a", TOKEN)},)),
+    Halves(TOKEN[:9], TOKEN[9:]),
+    Joined((TOKEN[:9], TOKEN[9:])),
+    Opaque(),
+    [Opaque()],
+    {"a": Opaque()},
+    Raising(),
+    ValueError(TOKEN),
+    SimpleNamespace(a=TOKEN),
+    Nested(json.dumps(TOKEN), ({"a": json.dumps({"b": TOKEN})},)),
+]
+
+
+@pytest.mark.parametrize("value", RESULTS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("success", [True, False])
+def test_whatever_a_result_is_its_text_for_the_model_is_masked_last(value: Any, success: bool) -> None:
+    def give(params: None, *, context: ToolContext) -> ToolResult[list[object]]:
+        """Give it."""
+        return ToolResult("given", [value], success)
+
+    world, told = World(Tool.wrap(give)), list[str]()
+    world.session.dispatcher.subscribe(ToolInvoked, lambda event: told.append(event.rendered_output))
+    adapter = ScriptedAdapter([{"tool_calls": [{"name": "give", "id": "one"}]}, {"text": "Done."}])
+    adapter.evaluate(world.prompt, session=world.session)
+    kept = kept_result(world.session, ".ringfence/results/one") or ""
+    answer = adapter.requests[-1]["messages"][-1]["content"]
+    assert answer.startswith("given")
+    shown = (answer, kept, *told, repr(world.session[Receipt].all()[-1].to_json()))
+    assert not any(part in text for part in (TOKEN[:9], TOKEN[-9:]) for text in shown)
+
+
+def test_a_text_that_was_masked_when_it_was_rendered_counts_as_no_read() -> None:
+    def show(params: None, *, context: ToolContext) -> ToolResult[Halves]:
+        """Show a file."""
+        text = context.resources.get(Filesystem).read("config.py").content
+        at = text.index(TOKEN) + 9
+        return ToolResult.ok(Halves(text[:at], text[at:]))
+
+    world = World(Tool.wrap(show))
+    assert world.call("show").success
+    assert not world.session[Receipt].all()[-1].read
+
+
+def test_feedback_and_descriptions_of_tools_are_masked() -> None:
+    def note(params: None, *, context: ToolContext) -> ToolResult[None]:
+        return ToolResult("noted")
+
+    class Reminder:
+        name = "reminder"
+
+        def should_run(self, *, context: FeedbackContext) -> bool:
+            return True
+
+        def provide(self, *, context: FeedbackContext) -> str:
+            return f"remember {TOKEN}"
+
+    tool = Tool[None, None](name="note", description=f"Note {TOKEN}.", handler=note)
+    section = MarkdownSection(title="T", key="t", template="Note.", tools=[tool])
+    trigger = FeedbackProviderConfig(Reminder(), FeedbackTrigger(every_n_calls=1))
+    template = PromptTemplate(ns="tests", key="told", sections=[section], feedback_providers=[trigger])
+    adapter = ScriptedAdapter([{"tool_calls": [{"name": "note"}]}, {"text": "Done."}])
+    adapter.evaluate(Prompt(template), session=Session(secrets=secrets()))
+    assert "remember [TOKEN]" in adapter.requests[-1]["messages"][-1]["content"]
+    assert TOKEN not in repr(adapter.requests)
 
 
 def test_a_name_of_a_file_is_masked_in_the_receipt() -> None:

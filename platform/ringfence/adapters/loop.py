@@ -218,6 +218,8 @@ class _Evaluation(Generic[OutputT]):
             run_context=options.run_context,
         )
         self.tools = tuple(tool_schema(tool, self.rendered) for tool in self.rendered.tools)
+        if session.secrets:
+            self.tools = session.secrets.mask(self.tools)
         rendered = PromptRendered(
             prompt_ns=prompt.ns,
             prompt_key=prompt.key,
@@ -366,6 +368,8 @@ class _Evaluation(Generic[OutputT]):
         return response
 
     def add(self, message: Message) -> None:
+        if self.session.secrets and message.turn is None:  # feedback is masked nowhere else
+            message = self.session.secrets.mask(message)
         self.messages.append(message)
         self.session.notify(MessageAdded(self.name, message))
 

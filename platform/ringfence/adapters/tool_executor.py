@@ -111,7 +111,7 @@ class Call:
     invoked: ToolInvoked | None = None
     receipt: Receipt | None = None
     is_masked: bool = False
-    """Whether a secret was masked in the value of the result."""
+    """Whether a secret was masked in the result, or in its text for the model."""
     updates: ReceiptUpdates = ()
     """The corrected receipts of inner calls that were rolled back with this call."""
 
@@ -336,7 +336,7 @@ class ToolExecutor:
     def _mask(self, call: Call, secrets: Secrets) -> None:
         """Mask the secrets in all that is recorded of the call."""
         result = secrets.mask(call.result)
-        call.is_masked |= result.value is not call.result.value
+        call.is_masked |= result is not call.result
         call.result, call.rendered = result, secrets.mask(call.rendered)
         call.verdicts[:] = secrets.mask(call.verdicts)
         call.params, call.recorded = secrets.mask(call.params), secrets.mask(call.recorded)
@@ -450,7 +450,10 @@ class ToolExecutor:
                 call.rendered = "" if result.exclude_value_from_context else result.render()
             return
         if result.value is not None and not result.exclude_value_from_context:
-            call.rendered = result.render()
+            rendered = result.render()
+            # `render()` may put a secret together that no field of the value has.
+            call.rendered = self.session.secrets.mask(rendered) if self.session.secrets else rendered
+            call.is_masked |= call.rendered is not rendered
         if not result.success:
             return
         if tool.read_only and transaction.changed(self.session):

@@ -7,13 +7,17 @@ import html
 import json
 import logging
 import re
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime
 from functools import partial
+from pathlib import PurePath
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, quote_plus
+from uuid import UUID
 
 from ringfence.filesystem.hidden import HidesFiles
 
@@ -43,6 +47,9 @@ _PHRASE = re.compile("[A-Za-z]+([- ][A-Za-z]+){2,}")
 _PLAIN_CHARACTERS = re.compile(r"[\w./:, +-]*|[\w.+-]+@[\w-]+(\.[\w-]+)+", re.ASCII)
 _WORD = re.compile("[A-Za-z]{1,15}|[A-Za-z]{0,6}[0-9]{1,4}[A-Za-z]{0,4}")
 """A part of the name of a module, a path, a region, a date: a project is full of them."""
+_COLLECTIONS = (list, tuple, set, frozenset, deque)
+_WITHOUT_TEXT = (int, float, datetime, UUID, type)
+"""Types of common values that have no secret in them."""
 _LINE_ENDS = b"\r\n"
 _LEFT_OUT = "[left out: it could not be searched for secrets]"
 
@@ -111,9 +118,9 @@ class Secrets:
         self.shown = frozenset(needle.mask for needle in self._needles)
 
     def mask(self, value: ValueT) -> ValueT:
-        """Return the value with all secrets in it masked: in texts, bytes, dataclasses and collections.
+        """Return the value with all secrets in it masked: in texts, bytes, paths, dataclasses and collections.
 
-        The very value is returned if there is none in it. Other objects are returned as they are.
+        The very value is returned if there is none in it. Another object with one in its repr becomes that, masked.
         """
         return self._mask(value) if self._needles else value
 
@@ -156,8 +163,8 @@ class Secrets:
             data = value.encode("utf-8", "surrogatepass")
             masked = self._mask_bytes(data)
             return value if masked is data else masked.decode("utf-8", "surrogatepass")
-        if isinstance(value, bytes | bytearray):
-            data = bytes(value)
+        if isinstance(value, bytes | bytearray | memoryview):
+            data = bytes(cast("bytes", value))
             masked = self._mask_bytes(data)
             return value if masked is data else masked
         if isinstance(value, Mapping):
@@ -165,9 +172,15 @@ class Secrets:
             items = {self._mask(key): self._mask(item) for key, item in mapping.items()}
             same = all(key in items and items[key] is item for key, item in mapping.items())
             return mapping if same else items
-        if type(value) in (list, tuple, set, frozenset):
+        if issubclass(kind := cast("type[Any]", type(value)), _COLLECTIONS):
             masked = [self._mask(item) for item in value]
-            return value if all(map(lambda a, b: a is b, masked, value)) else type(value)(masked)
+            if all(map(lambda a, b: a is b, masked, value)):
+                return value
+            return getattr(kind, "_make", kind)(masked)  # a NamedTuple takes its fields one by one
+        if isinstance(value, PurePath):
+            text = str(value)
+            masked = self._mask(text)
+            return value if masked is text else type(value)(masked)
         if is_dataclass(value) and not isinstance(value, type):
             changed = {
                 field.name: masked
@@ -178,7 +191,11 @@ class Secrets:
                 value = copy(value)
                 for name, masked in changed.items():
                     object.__setattr__(value, name, masked)
-        return value
+            return value
+        # Its repr may be shown, and cut: then a part of a secret would be.
+        text = "" if value is None or isinstance(value, _WITHOUT_TEXT) else repr(value)
+        masked = self._mask(text)
+        return value if masked is text else masked
 
     def _mask_bytes(self, data: bytes) -> bytes:
         if len(data) < SHORTEST:

@@ -26,6 +26,7 @@ from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import ToolInvoked
 from ringfence.runtime.limits import Cancellation
 from ringfence.runtime.receipts import Receipt
+from ringfence.runtime.secrets import Secrets
 from ringfence.runtime.session import Session
 from ringfence.runtime.tool_result import bounded
 from ringfence_cli.serve.answers import SHOWN_BY_OTHERS
@@ -71,7 +72,7 @@ class Client:
         """
         try:
             call = self._executor.execute(name, arguments, cancellation=cancellation, max_answer=max_answer)
-            return tool_result(call, self.tools.get(name), max_answer)
+            return tool_result(call, self.tools.get(name), max_answer, self.session.secrets)
         except PromptEvaluationError as error:
             return error_result(str(error))
         except SystemExit as error:  # from a tool of the user: the other clients still need the server
@@ -120,8 +121,10 @@ class Clients:
             client.close()
 
 
-def tool_result(call: ToolCallResult, tool: Tool[Any, Any] | None, max_answer: int) -> CallToolResult:
-    """Make the MCP result of a tool call: the text for the model, and the value if there is one."""
+def tool_result(
+    call: ToolCallResult, tool: Tool[Any, Any] | None, max_answer: int, secrets: Secrets | None = None
+) -> CallToolResult:
+    """Make the MCP result of a tool call: the text for the model, and the value if there is one, without secrets."""
     receipt, text = call.receipt, call.text
     meta = {"ringfence/outcome": receipt.outcome, "ringfence/receipt": receipt.receipt_id}
     if receipt.commit is not None:
@@ -129,6 +132,8 @@ def tool_result(call: ToolCallResult, tool: Tool[Any, Any] | None, max_answer: i
     structured: dict[str, Any] | None = None
     if call.result.success and tool is not None and is_structured(tool):
         dumped = serde.dump_any(call.result.value)
+        if secrets:  # a property may put one together
+            dumped = secrets.mask(dumped)
         message = bounded(call.result.message, max_answer // 2)
         room = max_answer - len(message) - len(CUT)
         value, cut = fit_structured(dumped if tool.result_container == "object" else {ITEMS: dumped}, room)
