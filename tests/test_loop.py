@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from ringfence.adapters import ModelTurn, PromptEvaluationError, ScriptedAdapter, ToolExecutor
+from ringfence.adapters import (
+    Conversation,
+    Message,
+    ModelTurn,
+    PromptEvaluationError,
+    ScriptedAdapter,
+    ToolCall,
+    ToolExecutor,
+    Turn,
+)
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import (
     Budget,
@@ -17,6 +26,7 @@ from ringfence.runtime import (
     Deadline,
     PromptExecuted,
     PromptRendered,
+    Receipt,
     RenderedTools,
     Session,
     ToolInvoked,
@@ -220,6 +230,14 @@ def test_a_handler_finds_the_deadline_and_the_descriptor_in_the_rendering() -> N
     assert [one.descriptor for one in rendered] == [looking.descriptor] * 2
     plain = looking.render()
     assert (plain.deadline, plain.descriptor) == (None, looking.descriptor)
+
+
+def test_the_last_call_of_a_cut_answer_does_not_run_when_the_conversation_goes_on_later() -> None:
+    turn = Turn("", (ToolCall("one", "echo", {"text": "a"}), ToolCall("two", "echo", {"text": "b"})), ended="cut")
+    session = Session()
+    session[Conversation].seed(Conversation("looping", (Message("assistant", "", turn),)))
+    ScriptedAdapter([{"text": "done"}]).evaluate(prompt(), session=session)
+    assert [receipt.outcome for receipt in session[Receipt].all()] == ["committed", "rejected"]
 
 
 @pytest.mark.parametrize(

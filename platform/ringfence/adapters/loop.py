@@ -142,7 +142,7 @@ class LoopAdapter(ABC):
                 cause = None
                 if turn.ended == "cut":
                     why = "the final answer was cut off at the provider's limit: allow it more tokens"
-                    advice = "Your answer was cut off at the limit of its length: give a shorter one."
+                    advice = f"Your answer was cut off at {_limit_of(turn)}: give a shorter one."
                 elif not turn.text.strip() and turn.parsed is None:
                     why = "the model answered nothing: neither text nor a tool call"
                     advice = "You answered nothing. Go on, or if all is done, say what was done."
@@ -318,9 +318,12 @@ class _Evaluation(Generic[OutputT]):
     def call_tools(self, calls: Sequence[ToolCall]) -> None:
         """Run the calls and add their answers. Calls that open sections run first: other calls may use their tools."""
         begun = len(self.messages)
+        turn = next(message.turn for message in reversed(self.messages) if message.turn is not None) if calls else None
+        unfinished = turn.tool_calls[-1].call_id if turn is not None and turn.ended == "cut" else None
         for call in sorted(calls, key=lambda call: call.name != OPEN_SECTIONS):
             try:
-                ended = self.executor.execute(call.name, call.arguments, call_id=call.call_id)
+                why = CUT_CALL.format(_limit_of(turn)) if turn is not None and call.call_id == unfinished else None
+                ended = self.executor.execute(call.name, call.arguments, call_id=call.call_id, rejection=why)
             except VisibilityExpansionRequired as expansion:
                 if self.expansions_left == 0:
                     raise
@@ -416,15 +419,17 @@ class _Evaluation(Generic[OutputT]):
 # Tool calls that every provider accepts
 
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+CUT_CALL = "your answer was cut off at {} in this call, which did not run: write less at once, a long file in parts"
+"""Its arguments may be a part of what the model meant, even where they are whole JSON: some servers close it."""
+
+
+def _limit_of(turn: Turn) -> str:
+    tokens = turn.usage.output_tokens if turn.usage is not None else None
+    return f"the limit of {tokens:,} tokens" if tokens else "the limit of its length"
 
 
 def _clean(turn: Turn, conversation: Sequence[Message]) -> Turn:
-    """Return the turn with calls that can be sent back and with ids that are unique in the conversation.
-
-    In a turn that was cut off, the last call's arguments may be truncated. Truncated text is no JSON, and the call is
-    rejected for that. An object or an empty text would look complete. This function replaces it by text that is no
-    JSON.
-    """
+    """Return the turn with calls that can be sent back and with ids that are unique in the conversation."""
     known = {call.call_id for message in conversation if message.turn for call in message.turn.tool_calls}
     calls: list[ToolCall] = []
     for call in turn.tool_calls:
@@ -435,9 +440,6 @@ def _clean(turn: Turn, conversation: Sequence[Message]) -> Turn:
             while call_id in known:
                 call_id += "x"
         known.add(call_id)
-        is_cut = turn.ended == "cut" and call is turn.tool_calls[-1]
-        if is_cut and not (arguments and isinstance(arguments, str)):
-            arguments = "{ cut off at the limit of tokens"
         if not isinstance(arguments, Mapping):
             arguments = sendable(arguments if isinstance(arguments, str) else json.dumps(arguments))
         calls.append(ToolCall(call_id, sendable(name) if isinstance(name, str) else "", cast("Any", arguments)))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import openai
 
 WITHHELD = "its answer was withheld"
+CUT = ("length", "max_tokens", "model_length", "MAX_TOKENS")
+"""The reasons of servers for an answer that has reached the limit of tokens."""
 RESPONSES_PARAMS = {"max_tokens": "max_output_tokens", "temperature": "temperature", "top_p": "top_p"}
 CHAT_PARAMS = {
     "max_tokens": "max_completion_tokens",
@@ -208,7 +210,7 @@ class ChatApi(ProviderApi):
             ToolCall(call.get("id", ""), call["function"]["name"], call["function"].get("arguments") or "")
             for call in message.get("tool_calls") or ()
         )
-        return Turn(text, calls, usage, ended="cut" if finished == "length" else "whole")
+        return Turn(text, calls, usage, ended="cut" if finished in CUT else "whole")
 
     def turn_of_events(self, events: Iterable[Any], on_text: Callable[[str], None]) -> Turn:
         """Build the turn from the events of a stream."""

@@ -179,15 +179,17 @@ class ToolExecutor:
         call_id: str | None = None,
         cancellation: Cancellation | None = None,
         max_answer: int | None = None,
+        rejection: str | None = None,
     ) -> ToolCallResult:
         """Run one tool call as `call` does. Return its result, the text for the model and the receipt.
 
-        ``max_answer`` is the option of `RunOptions`. A call that is cancelled before its commit point is rolled back,
-        and its outcome is "interrupted". Raises RuntimeError outside of ``with prompt.resources:``.
+        ``max_answer`` is the option of `RunOptions`. With a ``rejection``, the call is rejected for that reason. A call
+        that is cancelled before its commit point is rolled back, and its outcome is "interrupted". Raises RuntimeError
+        outside of ``with prompt.resources:``.
         """
         call = self._start(name, call_id or new_id(), arguments, cancellation, max_answer)
         transaction = call.transaction
-        tool = self._parse(call)
+        tool = self._parse(call, rejection)
         if tool is None:
             self._record(call)
             self._publish(call)
@@ -264,11 +266,14 @@ class ToolExecutor:
             )
         return call
 
-    def _parse(self, call: Call) -> BoundTool | None:
+    def _parse(self, call: Call, rejection: str | None) -> BoundTool | None:
         """Find the tool and decode the arguments. Return None for a call that is rejected.
 
-        A call is rejected if the tool does not exist or its arguments do not fit.
+        A call is rejected if there is a reason from outside, the tool does not exist or its arguments do not fit.
         """
+        if rejection is not None:
+            call.reject(rejection, rejection)
+            return None
         bound = self._tools.get(call.name)
         if bound is None or bound.handler is None:
             known = [name for name, one in self._tools.items() if one.handler is not None]

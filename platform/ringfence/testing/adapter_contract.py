@@ -158,18 +158,21 @@ class AdapterContract:
         response, *_ = self.evaluated([{"text": "no json"}, {"text": '{"title": "one"}'}], Finding)
         assert response.output == Finding("one")
 
-    def test_arguments_that_were_cut_off_run_nothing(self) -> None:
+    def test_the_last_call_of_an_answer_that_was_cut_off_never_runs(self) -> None:
+        used = {"input_tokens": 100, "output_tokens": 4096}
         turns = [
             {"tool_calls": [_call("note", {"text": "a"}), _call("note", '{"text": "b')], "ended": "cut"},
             {"tool_calls": [_call("note", "")], "ended": "cut"},
             {"tool_calls": [_call("note", {})], "ended": "cut"},
+            {"text": "First:", "tool_calls": [_call("note", {"text": "c"})], "ended": "cut", "usage": used},
             {"text": "Done."},
         ]
-        _, session, notes = self.evaluated(turns)
-        assert notes.startswith("a")
-        outcomes = [receipt.outcome for receipt in session[Receipt].all()]
-        assert outcomes[:3] == ["committed", "rejected", "rejected"]
-        assert notes == ("ax" if outcomes[3] == "committed" else "a")  # `{}` is whole where it came as text
+        response, session, notes = self.evaluated(turns)
+        assert (response.text, notes) == ("Done.", "a")
+        receipts = session[Receipt].all()
+        assert [receipt.outcome for receipt in receipts] == ["committed", *["rejected"] * 4]
+        assert all("cut off at the limit" in receipt.message for receipt in receipts[1:])
+        assert "4,096 tokens" in receipts[-1].message
 
     def test_an_object_is_an_answer(self) -> None:
         response, session, _ = self.evaluated([called("a"), {"text": json.dumps({"title": "one"})}], Finding)
