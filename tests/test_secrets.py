@@ -266,6 +266,39 @@ def test_neither_a_mask_nor_a_value_is_written(name: str, arguments: Mapping[str
     assert [receipt.outcome for receipt in world.session[Receipt].all()][-1] == "denied"
 
 
+@dataclass(frozen=True)
+class Line:
+    text: str
+
+
+@pytest.mark.parametrize("text", ["[TOKEN]", TOKEN, json.dumps(json.dumps(TOKEN + "&"))])
+def test_a_tool_that_declares_no_writes_is_denied_when_it_has_written_with_a_mask(text: str) -> None:
+    def append(params: Line, *, context: ToolContext) -> ToolResult[None]:
+        """Append a line to the notes, if it is a long one."""
+        if len(params.text) > 5:
+            context.resources.get(Filesystem).write("notes", params.text, mode="append")
+        return ToolResult("appended")
+
+    world = World(Tool.wrap(append))
+    world.call("grep", pattern="key")
+    result = world.call("append", text=text)
+    assert not result.success
+    assert "[TOKEN] stands for a secret" in result.message
+    assert not world.files.exists("notes")
+    assert [receipt.outcome for receipt in world.session[Receipt].all()][-1] == "denied"
+    assert world.call("append", text="another").success
+
+
+def test_a_tool_that_changes_no_file_may_be_given_a_mask() -> None:
+    def look_up(params: Line, *, context: ToolContext) -> ToolResult[None]:
+        """Look something up."""
+        return ToolResult(f"no {params.text}")
+
+    world = World(Tool.wrap(look_up))
+    world.call("grep", pattern="key")
+    assert world.call("look_up", text="[TOKEN]").message.startswith("no [TOKEN]")
+
+
 def test_a_name_in_brackets_is_written_while_nothing_was_masked() -> None:
     world = World()
     assert world.call("write_file", file_path="new.py", content="settings[TOKEN]\n").success

@@ -306,7 +306,8 @@ class ToolExecutor:
     def _is_permitted(self, call: Call, tool: BoundTool) -> bool:
         """Whether all policies, deadline and cancellation permit the call. The section's policies run first."""
         context = call.context
-        if self.session.secrets and not self._is_free_of_masks(call, tool, self.session.secrets):
+        is_writer = tool.tool.writes is not None or tool.opaque
+        if is_writer and self.session.secrets and not self._is_free_of_masks(call, self.session.secrets):
             return False
         saved = call.transaction.save(self.session)
         for policy, verdict, asked in tool.policies:
@@ -329,9 +330,13 @@ class ToolExecutor:
             context.cancellation.check()
         return True
 
-    def _is_free_of_masks(self, call: Call, tool: BoundTool, secrets: Secrets) -> bool:
-        """Whether a call that changes something has no mask in its arguments: it would be written for the value."""
-        masks = [] if tool.tool.writes is None and not tool.opaque else secrets.masks_in(call.params)
+    def _is_free_of_masks(self, call: Call, secrets: Secrets) -> bool:
+        """Whether a call that changes something has no mask in its arguments: it would be written for the value.
+
+        A tool that declares ``writes=``, or runs programs, is asked before it runs. Another one is asked when it has
+        changed a file.
+        """
+        masks = secrets.masks_in(call.params)
         if masks:
             verdict = PolicyVerdict("secrets", False, MASKED_ARGUMENT.format(", ".join(masks)))
             call.verdicts.append(verdict)
@@ -350,6 +355,11 @@ class ToolExecutor:
 
     def _are_effects_permitted(self, call: Call, tool: BoundTool) -> bool:
         """Whether all effect policies permit the call. Their reads are not part of the call's read set."""
+        was_asked = tool.tool.writes is not None or tool.opaque
+        if not was_asked and self.session.secrets and not self._is_free_of_masks(call, self.session.secrets):
+            return False
+        if not tool.effect_policies:
+            return True
         transaction = call.transaction
         saved, reads = self.session.begin(transaction), {lock: dict(paths) for lock, paths in transaction.reads.items()}
         changes = [change for changes in transaction.changes.values() for change in changes]
@@ -443,12 +453,7 @@ class ToolExecutor:
         if self.session.secrets:
             self._mask(call, self.session.secrets)
         transaction, result = call.transaction, call.result
-        if (
-            result.success
-            and tool.effect_policies
-            and transaction.changes
-            and not self._are_effects_permitted(call, tool)
-        ):
+        if result.success and transaction.changes and not self._are_effects_permitted(call, tool):
             if (code := exit_code_of(result.value)) is not None:  # also of a failed call
                 message = f"{call.result.message}; it had ended with exit code {code}, and its changes are rolled back"
                 call.result = replace(result, message=message, success=False)

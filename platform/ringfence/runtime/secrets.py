@@ -172,7 +172,8 @@ class Secrets:
             items = {self._mask(key): self._mask(item) for key, item in mapping.items()}
             same = all(key in items and items[key] is item for key, item in mapping.items())
             return mapping if same else items
-        if issubclass(kind := cast("type[Any]", type(value)), _COLLECTIONS):
+        kind: Any = type(value)
+        if issubclass(kind, _COLLECTIONS):
             masked = [self._mask(item) for item in value]
             if all(map(lambda a, b: a is b, masked, value)):
                 return value
