@@ -7,6 +7,7 @@ import html
 import json
 import logging
 import re
+import shlex
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from contextlib import closing
@@ -77,6 +78,138 @@ def secrets() -> Secrets:
 def test_a_value_is_masked_in_every_usual_form(form: str) -> None:
     assert secrets().mask(f"a {form} b") == "a [ODD] b"
     assert secrets().mask(f"a {form} b".encode()) == b"a [ODD] b"
+
+
+HARD = "a<b>&'\"/\\ $é\n\tü🎉=+%;z"
+FORMS_OF_HARD = {
+    "Python": repr(HARD)[1:-1],
+    "Python's ascii": ascii(HARD)[1:-1],
+    "bytes of Python": repr(HARD.encode())[2:-1],
+    "JSON": json.dumps(HARD)[1:-1],
+    "JSON in JSON": json.dumps(json.dumps(HARD))[1:-1],
+    "JSON in JSON in JSON": json.dumps(json.dumps(json.dumps(HARD, ensure_ascii=False))),
+    "Go's JSON": json.dumps(HARD, ensure_ascii=False)[1:-1]
+    .replace("<", "\\u003c")
+    .replace(">", "\\u003e")
+    .replace("&", "\\u0026"),
+    "Go's %q": "a<b>&'\\\"/\\\\ $é\\n\\tü🎉=+%;z",
+    "Go's %+q": "a<b>&'\\\"/\\\\ $\\u00e9\\n\\t\\u00fc\\U0001f389=+%;z",
+    "PHP's JSON": json.dumps(HARD)[1:-1].replace("/", "\\/"),
+    "PHP's JSON for HTML": "a\\u003Cb\\u003E\\u0026\\u0027\\u0022\\/\\\\ $\\u00e9\\n\\t\\u00fc\\ud83c\\udf89=+%;z",
+    "PHP's addslashes": "a<b>&\\'\\\"/\\\\ $é\n\tü🎉=+%;z",
+    "JavaScript": "a\\x3Cb\\x3E\\x26\\x27\\x22\\x2F\\\\ $\\xE9\\n\\t\\xFC\\u{1F389}=+%;z",
+    "HTML": html.escape(HARD),
+    "HTML of PHP": html.escape(HARD).replace("&#x27;", "&#039;"),
+    "HTML of jinja": html.escape(HARD).replace("&#x27;", "&#39;").replace("&quot;", "&#34;"),
+    "HTML with names": html.escape(HARD).replace("é", "&eacute;").replace("ü", "&uuml;"),
+    "HTML in HTML": html.escape(html.escape(HARD)),
+    "XML": html.escape(HARD).replace("\n", "&#10;").replace("\t", "&#x9;").replace("&#x27;", "&apos;"),
+    "HTML in JSON": json.dumps(html.escape(HARD)),
+    "a shell's single quotes": shlex.quote(HARD)[1:-1],
+    "set -x": HARD.replace("'", "'\\''"),
+    "printf %q": "a\\<b\\>\\&\\'\\\"/\\\\\\ \\$é\\n\\tü🎉=+%\\;z",
+    "$'...'": "a<b>&\\'\"/\\\\ $\\303\\251\\n\\t\\303\\274\\360\\237\\216\\211=+%;z",
+    "a URL": quote(HARD, safe=""),
+    "a URL in a URL": quote(quote(HARD)),
+    "a form": quote_plus(HARD),
+    "JavaScript's encodeURI": quote(HARD, safe="&'/$=+;"),
+    "CRLF": HARD.replace("\n", "\r\n"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_HARD.values(), ids=FORMS_OF_HARD)
+def test_a_value_is_masked_as_languages_and_formats_quote_it_also_in_a_stream(form: str) -> None:
+    known = Secrets({"HARD": HARD})
+    masked = known.mask(f"before {form} after")
+    assert "before" in masked
+    assert masked.endswith(" after")
+    assert re.fullmatch(r"before [\"\\]*\[HARD\][\"\\]* after", masked)
+    data = f"before {form} after".encode()
+    for cut in range(0, len(data), 3):
+        stream = MaskedStream(known)
+        assert (stream.take(data[:cut]) + stream.take(data[cut:]) + stream.end()).decode() == masked
+
+
+def test_a_mask_in_quoted_json_leaves_it_json() -> None:
+    known = Secrets({"HARD": '"quoted"/<&>'})
+    for depth in range(3):
+        text: Any = {"a": 'x"quoted"/<&>x', "b": '\\"quoted"/<&>'}
+        for _ in range(depth + 1):
+            text = json.dumps(text)
+        for _ in range(depth + 1):
+            text = json.loads(known.mask(text))
+        assert text["a"] == "x[HARD]x"
+        assert text["b"] in ("[HARD]", "\\[HARD]")
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=8, max_size=30), st.integers(0, 40), st.integers(0, 3))
+def test_any_value_is_masked_in_json_at_any_depth_and_at_any_cut(value: str, cut: int, depth: int) -> None:
+    known = Secrets({"ANY": value})
+    text = value
+    for _ in range(depth):
+        text = json.dumps(text)[1:-1]
+    data = text.encode()
+    stream = MaskedStream(known)
+    assert stream.take(data[:cut]) + stream.take(data[cut:]) + stream.end() == b"[ANY]"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "masked"),
+    [
+        ("postgres://me:hunter2hunter@db/x", "PGPASSWORD=hunter2hunter psql", "PGPASSWORD=[V] psql"),
+        ("postgres://me:hunter2%40hunter@db/x", "hunter2@hunter", "[V]"),
+        ("redis://:hunter2hunter@cache:6379/0", "auth hunter2hunter", "auth [V]"),
+        ("https://ghp_0123456789abcdef@github.com/a/b", "token ghp_0123456789abcdef", "token [V]"),
+        ("postgres://readonly@db/x", "readonly", "readonly"),
+        ("postgres://me:password@db/x", "password", "password"),
+        ("https://a.example/x?key=0123abcd4567efgh&n=1", "0123abcd4567efgh", "[V]"),
+        ("Server=db;Password=hunter2hunter;Encrypt=yes", "hunter2hunter", "[V]"),
+        ("-----BEGIN KEY-----\\nMIIEvQIBADANBg\\n-----END KEY-----", "MIIEvQIBADANBg", "[V]"),
+        ("short1\nshort2\nshort3", "short1\r\nshort2\r\nshort3", "[V]"),
+        ("short1\nshort2\nshort3", "a: short1\\nshort2\\nshort3", "a: [V]"),
+    ],
+)
+def test_the_secrets_inside_of_a_value_are_masked(value: str, shown: str, masked: str) -> None:
+    assert Secrets({"V": value}).mask(shown) == masked
+
+
+@pytest.mark.parametrize(
+    ("content", "secret"),
+    [
+        ("\ufeffAPI_KEY=hunter2hunter\n", "hunter2hunter"),
+        ("\ufeff\r\nAPI_KEY=hunter2hunter\r\n", "hunter2hunter"),
+        ('API_KEY="hunter2\\"hunter"\n', 'hunter2"hunter'),
+        ('API_KEY="hunter2\\"hunter"\n', 'hunter2\\"hunter'),
+        ("API_KEY='hunter2\"hunter' # why\n", 'hunter2"hunter'),
+        ("API_KEY=`hunter2hunter`\n", "hunter2hunter"),
+        ('API_KEY="one1\ntwo2\n"\nB=1\n', "one1\ntwo2\n"),
+        ('API_KEY="one1\\ntwo2\\n"\nB=1\n', "one1\ntwo2\n"),
+        ('API_KEY="-----BEGIN KEY-----\nMIIEvQIBADANBg\n-----END KEY-----"\n', "MIIEvQIBADANBg"),
+        ("API_KEY='half\nB=1\nC='hunter2hunter'\n", "hunter2hunter"),
+        ("API_KEY=hunter2hunter\nAPI_KEY=another2hunter\n", "hunter2hunter"),
+        ("API_KEY=hunter2hunter\rB=1\r", "hunter2hunter"),
+    ],
+)
+def test_a_setting_is_read_as_programs_read_it(content: str, secret: str) -> None:
+    known = Secrets()
+    known.add_settings(content.encode())
+    assert known.mask(f"a {secret} b") in ("a [API_KEY] b", "a [C] b")
+    assert known.mask("B=1") == "B=1"
+
+
+def test_a_setting_in_utf_16_is_read() -> None:
+    known = Secrets()
+    known.add_settings("API_KEY=hunter2hunter\n".encode("utf-16"))
+    assert known.mask("hunter2hunter") == "[API_KEY]"
+
+
+def test_many_secrets_are_looked_for_at_once_in_each_piece_of_a_stream() -> None:
+    """The work for a piece is a search for all beginnings, whatever the number and the length of secrets is."""
+    lines = [f"{number:02}{base64.b64encode(bytes([number] * 45)).decode()}" for number in range(40)]
+    known = Secrets({"PEM": "\n".join(lines), **{f"K{number}": f"{number:03}-secret-value" for number in range(100)}})
+    stream = MaskedStream(known)
+    shown = stream.take(b"x" * 60_000 + lines[7].encode() + b" 012-secret-value " + b"y" * 60_000) + stream.end()
+    assert shown == b"x" * 60_000 + b"[PEM] [K12] " + b"y" * 60_000
 
 
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode, base64.encodebytes])
@@ -524,19 +657,19 @@ def test_what_a_model_says_is_masked_in_pieces_and_as_a_whole() -> None:
     session, heard = Session(secrets=secrets()), list[str]()
     session.dispatcher.subscribe(ModelText, lambda event: heard.append(event.text))
     prompt = Prompt(ns="tests", key="said", sections=[MarkdownSection(title="T", key="t", template=f"Use {TOKEN}.")])
-    adapter = ScriptedAdapter([{"text": f"I know {TOKEN}."}])
+    adapter = ScriptedAdapter([{"text": f"I know {TOKEN}. {TOKEN[:9]}"}])
     requests = list[object]()
     respond = adapter.respond
 
     def spy(request: Any) -> Any:
         requests.append(request)
-        for piece in ("I know ", TOKEN[:9], TOKEN[9:], "."):
+        for piece in ("I know ", TOKEN[:9], TOKEN[9:], ".", f" {TOKEN[:9]}"):
             request.on_text(piece, 1)
         return respond(request)
 
     adapter.respond = spy
-    assert adapter.evaluate(prompt, session=session).text == "I know [TOKEN]."
-    assert "".join(heard) == "I know [TOKEN]."
+    assert adapter.evaluate(prompt, session=session).text == f"I know [TOKEN]. {TOKEN[:9]}"
+    assert "".join(heard) == f"I know [TOKEN]. {TOKEN[:9]}"
     assert TOKEN not in repr(requests)
 
 

@@ -293,6 +293,7 @@ class _Evaluation(Generic[OutputT]):
 
     def request_turn(self, number: int) -> Turn:
         output, choice = self.rendered.structured_output, self.adapter.tool_choice
+        on_text, flush = self.report_text(number)
         request = Request(
             self.name,
             (Message("system", self.rendered.text), *self.messages),
@@ -300,7 +301,7 @@ class _Evaluation(Generic[OutputT]):
             output_schema=output.schema() if output is not None else None,
             deadline=self.nearest_deadline(),
             tool_choice=choice if number == 1 or choice == "none" else "auto",
-            on_text=self.report_text(number),
+            on_text=on_text,
             on_retry=lambda why, attempt, seconds: self.report(ModelRetry(self.name, number, why, attempt, seconds)),
         )
         notify, session_id = self.session.notify, self.session.session_id
@@ -309,6 +310,7 @@ class _Evaluation(Generic[OutputT]):
             turn = _clean(self.adapter.respond(request), self.messages)
             if self.session.secrets:
                 turn = self.session.secrets.mask(turn)
+            flush()
         except BaseException as error:
             notify(ModelAnswered(self.id, number, None, error))
             raise
@@ -376,17 +378,29 @@ class _Evaluation(Generic[OutputT]):
         self.messages.append(message)
         self.session.notify(MessageAdded(self.name, message))
 
-    def report_text(self, number: int) -> Callable[[str, int], None]:
-        """Return a function that reports a piece of a turn. A secret that comes in several pieces is masked, too."""
+    def report_text(self, number: int) -> tuple[Callable[[str, int], None], Callable[[], None]]:
+        """Return a function that reports a piece of a turn, and one that reports what it holds back at the end.
+
+        Held back is what may be the beginning of a secret: one that comes in several pieces is masked, too.
+        """
         streams: dict[int, MaskedStream] = {}
+
+        def show(data: bytes, attempt: int) -> None:
+            self.report(ModelText(self.name, number, data.decode("utf-8", "surrogatepass"), attempt))
 
         def report(text: str, attempt: int) -> None:
             if secrets := self.session.secrets:
                 stream = streams.setdefault(attempt, MaskedStream(secrets))
-                text = stream.take(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
-            self.report(ModelText(self.name, number, text, attempt))
+                show(stream.take(text.encode("utf-8", "surrogatepass")), attempt)
+            else:
+                self.report(ModelText(self.name, number, text, attempt))
 
-        return report
+        def flush() -> None:
+            for attempt in sorted(streams)[-1:]:  # the others are void
+                if held := streams[attempt].end():
+                    show(held, attempt)
+
+        return report, flush
 
     def report(self, event: ModelText | ModelRetry) -> None:
         self.beat()

@@ -2,74 +2,37 @@
 
 from __future__ import annotations
 
-import base64
-import html
-import json
 import logging
-import re
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import PurePath
+from threading import Lock
 from typing import Any, TypeVar, cast
-from urllib.parse import quote, quote_plus
 from uuid import UUID
 
 from ringfence.filesystem.hidden import HidesFiles
+from ringfence.runtime.secret_forms import SHORTEST, Search, search_of
+from ringfence.runtime.setting_lines import is_plain, settings_in
 
 ValueT = TypeVar("ValueT")
 
-SHORTEST = 8
-"""Characters of a value that is masked. A shorter one stands in too many other words."""
-_NAME = re.compile(r"\s*(?:export\s+)?([A-Za-z_][\w.-]*)\s*")
-_PLAIN = re.compile(
-    "development|production|password|username|database|changeme|postgres(ql)?"
-    r"|\$\{\w+\}|(\w+://)?(localhost|127\.0\.0\.1|0\.0\.0\.0)(:\d+)?(/[^@?]*)?",
-    re.IGNORECASE,
-)
-"""Values that no secret has, or that everybody knows."""
-_SECRET_NAME = re.compile("key|token|secret|pass|pwd|cred|auth|private|salt|sign|dsn|hook|cookie", re.IGNORECASE)
-_SOUNDS_ALIKE = re.compile(
-    "author(?!i)|(de|as)sign|signal|tokenizer|keycloak|keyboard|compass|passenger", re.IGNORECASE
-)
-_NAME_OF_ANOTHER_THING = re.compile(
-    "(.*_)?(app|backend|bucket|cluster|dir|domain|endpoint|file|handler|hasher|header|host|model|name|path|project"
-    "|project_id|provider|queue|realm|service|title|tokenizer|topic|type|ur[il]|user)",
-    re.IGNORECASE,
-)
-"""A name of what a secret is for, or of where it is."""
-_FILE_NAME = re.compile(r"[\w./-]+\.(json|ya?ml|txt|pem|key|crt|p12)", re.ASCII)
-_PHRASE = re.compile("[A-Za-z]+([- ][A-Za-z]+){2,}")
-_PLAIN_CHARACTERS = re.compile(r"[\w./:, +-]*|[\w.+-]+@[\w-]+(\.[\w-]+)+", re.ASCII)
-_WORD = re.compile("[A-Za-z]{1,15}|[A-Za-z]{0,6}[0-9]{1,4}[A-Za-z]{0,4}")
-"""A part of the name of a module, a path, a region, a date: a project is full of them."""
+_BYTES = (bytes, bytearray, memoryview)
 _COLLECTIONS = (list, tuple, set, frozenset, deque)
 _WITHOUT_TEXT = (int, float, datetime, UUID, type)
 """Types of common values that have no secret in them."""
-_LINE_ENDS = b"\r\n"
 _LEFT_OUT = "[left out: it could not be searched for secrets]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Needle:
-    """One form of one value. Base64 may be broken into lines anywhere."""
-
-    text: str
-    data: bytes
-    mask: str
-    wraps: bool
-    pattern: re.Pattern[bytes]
 
 
 class Secrets:
     """The secrets of a run, by name. In every text and bytes that `mask` gets, ``[NAME]`` takes the place of a value.
 
-    Masked are values of 8 characters and more: as they are, as JSON, HTML and URLs quote them, in base64 at any offset,
-    and each long line of a value of several lines. Any thread may use it.
+    Masked are values of 8 characters and more: as they are, as the usual languages, shells, JSON, HTML and URLs quote
+    them, in base64 at any offset, each long line of a value of several lines, and the password in a URL. Any thread may
+    use it.
     """
 
     def __init__(self, variables: Mapping[str, str] | None = None) -> None:
@@ -77,12 +40,14 @@ class Secrets:
         self.variables: Mapping[str, str] = {}
         self.shown: frozenset[str] = frozenset()
         """The masks that have taken the place of a value somewhere."""
-        self._needles: tuple[_Needle, ...] = ()
-        self._values: set[str] = set()
+        self._values: Mapping[str, str] = {}
+        self._found: tuple[Mapping[str, str], Search | None] = (self._values, None)
+        """The search for some values, and those. It is made when it is first needed."""
+        self._adding = Lock()
         self.give(variables or {})
 
     def __bool__(self) -> bool:
-        return bool(self._needles)
+        return bool(self._values)
 
     def give(self, variables: Mapping[str, str]) -> None:
         """Add variables for the environment of commands, and mask their values."""
@@ -92,20 +57,17 @@ class Secrets:
 
     def add(self, name: str, value: str) -> None:
         """Mask one more value. One of fewer than 8 characters is ignored."""
-        if value in self._values:
+        if len(value) < SHORTEST or value in self._values:
             return
-        self._values.add(value)
-        known = {needle.text for needle in self._needles}
-        found = {text: wraps for text, wraps in _forms(value) if len(text) >= SHORTEST and text not in known}
-        added = [_needle(text, f"[{name}]", wraps) for text, wraps in found.items()]
-        self._needles = tuple(sorted((*self._needles, *added), key=lambda needle: -len(needle.text)))
+        with self._adding:
+            self._values = {**self._values, value: f"[{name}]"}
 
     def add_settings(self, content: bytes, public: bytes = b"") -> None:
         """Mask the values of the lines ``KEY=VALUE`` of a file, but for those that are in ``public``, its published
         sample, and for words that every project has, unless the key is that of a secret."""
-        known = _settings(public).values()
-        for name, value in _settings(content).items():
-            if value not in known and not _is_plain(name, value):
+        known = {value for _, value in settings_in(public)}
+        for name, value in settings_in(content):
+            if value not in known and not is_plain(name, value):
                 self.add(name, value)
 
     def add_hidden(self, filesystem: HidesFiles) -> None:
@@ -115,14 +77,14 @@ class Secrets:
 
     def expect_masks(self) -> None:
         """Take all masks as shown: in a conversation that goes on, an earlier process may have shown any."""
-        self.shown = frozenset(needle.mask for needle in self._needles)
+        self.shown = frozenset(self._values.values())
 
     def mask(self, value: ValueT) -> ValueT:
         """Return the value with all secrets in it masked: in texts, bytes, paths, dataclasses and collections.
 
         The very value is returned if there is none in it. Another object with one in its repr becomes that, masked.
         """
-        return self._mask(value) if self._needles else value
+        return self._mask(value) if self._values else value
 
     def masks_in(self, value: object) -> list[str]:
         """Return the masks in a value that have been shown, and those of the secrets in it."""
@@ -131,26 +93,16 @@ class Secrets:
 
     def open_end(self, data: bytes) -> int:
         """Return where in a piece of a stream a secret may begin that goes on in the next piece; else its length."""
-        cut = len(data)
-        for needle in self._needles:
-            ends, length = _LINE_ENDS if needle.wraps else b"", len(needle.data)
-            tail = data[-2 * length :].translate(None, ends)
-            begun = next((n for n in range(min(length - 1, len(tail)), 0, -1) if tail.endswith(needle.data[:n])), 0)
-            at = len(data)
-            while begun:
-                at -= 1
-                begun -= data[at] not in ends
-            cut = min(cut, at)
-        spanning = True
-        while spanning:  # a whole one must not be cut in two because its end could begin another one
-            starts = [
-                found.start()
-                for needle in self._needles
-                for found in needle.pattern.finditer(data, max(0, cut - 2 * len(needle.data)))
-                if found.start() < cut < found.end()
-            ]
-            cut, spanning = min([cut, *starts]), bool(starts)
-        return cut
+        search = self._search()
+        return len(data) if search is None else search.open_end(data)
+
+    def _search(self) -> Search | None:
+        values, search = self._found
+        if values is not self._values:
+            values = self._values
+            search = search_of(values)
+            self._found = values, search
+        return search
 
     def _mask(self, value: Any) -> Any:
         try:
@@ -163,8 +115,8 @@ class Secrets:
             data = value.encode("utf-8", "surrogatepass")
             masked = self._mask_bytes(data)
             return value if masked is data else masked.decode("utf-8", "surrogatepass")
-        if isinstance(value, bytes | bytearray | memoryview):
-            data = bytes(cast("bytes", value))
+        if _is_one_of(value, _BYTES):
+            data = bytes(value)
             masked = self._mask_bytes(data)
             return value if masked is data else masked
         if isinstance(value, Mapping):
@@ -172,12 +124,13 @@ class Secrets:
             items = {self._mask(key): self._mask(item) for key, item in mapping.items()}
             same = all(key in items and items[key] is item for key, item in mapping.items())
             return mapping if same else items
-        kind: Any = type(value)
-        if issubclass(kind, _COLLECTIONS):
+        if _is_one_of(value, _COLLECTIONS):
             masked = [self._mask(item) for item in value]
             if all(map(lambda a, b: a is b, masked, value)):
                 return value
-            return getattr(kind, "_make", kind)(masked)  # a NamedTuple takes its fields one by one
+            return getattr(value.__class__, "_make", value.__class__)(
+                masked
+            )  # a NamedTuple takes its fields one by one
         if isinstance(value, PurePath):
             text = str(value)
             masked = self._mask(text)
@@ -201,12 +154,17 @@ class Secrets:
     def _mask_bytes(self, data: bytes) -> bytes:
         if len(data) < SHORTEST:
             return data
-        flat = data.translate(None, _LINE_ENDS)
-        for needle in self._needles:
-            if needle.data in data or (needle.wraps and needle.data in flat):
-                data = needle.pattern.sub(needle.mask.encode().replace(b"\\", b"\\\\"), data)
-                self.shown |= {needle.mask}
-        return data
+        search = self._search()
+        if search is None:
+            return data
+        masked, masks = search.masked(data)
+        if masks:
+            self.shown |= masks
+        return masked
+
+
+def _is_one_of(value: Any, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds)
 
 
 @contextmanager
@@ -246,58 +204,3 @@ class MaskedStream:
         """Return what was held back."""
         held, self._held = self._held, b""
         return self._secrets.mask(held)
-
-
-def _needle(text: str, mask: str, wraps: bool) -> _Needle:
-    data = text.encode("utf-8", "surrogateescape")
-    between = b"[\r\n]*" if wraps else b""
-    pattern = re.compile(between.join(re.escape(data[at : at + 1]) for at in range(len(data))))
-    return _Needle(text, data, mask, wraps, pattern)
-
-
-def _is_plain(name: str, value: str) -> bool:
-    """Whether a setting is no secret, by its value, and unless its name is that of a secret."""
-    if _PLAIN.fullmatch(value):
-        return True
-    is_named_secret = _PHRASE.fullmatch(value) or _SECRET_NAME.search(_SOUNDS_ALIKE.sub("", name))
-    if is_named_secret and not _NAME_OF_ANOTHER_THING.fullmatch(name) and not _FILE_NAME.fullmatch(value):
-        return False
-    return _PLAIN_CHARACTERS.fullmatch(value) is not None and all(
-        _WORD.fullmatch(word) for word in re.findall("[A-Za-z0-9]+", value)
-    )
-
-
-def _settings(content: bytes) -> dict[str, str]:
-    """Return the values of the lines ``KEY=VALUE``, without quotation marks and comments."""
-    found: dict[str, str] = {}
-    for line in content.decode("utf-8", "surrogateescape").splitlines():
-        key, equals, value = line.partition("=")
-        if equals and (name := _NAME.fullmatch(key)):
-            value = value.strip()
-            end = value.find(value[0], 1) if value[:1] in ("'", '"') else -1
-            found[name[1]] = value[1:end] if end > 0 else value.split(" #")[0].rstrip()
-    return found
-
-
-def _forms(value: str) -> Iterator[tuple[str, bool]]:
-    """Yield each form of a value, and whether it may be broken into lines."""
-    if len(value) < SHORTEST:
-        return
-    lines = [line.strip() for line in value.splitlines() if not line.startswith("-----")]
-    for text in dict.fromkeys((value, value.strip(), *(lines if len(lines) > 1 else ()))):
-        if len(text) < SHORTEST:
-            continue
-        yield text, False
-        yield from ((form, False) for form in (html.escape(text), json.dumps(text)[1:-1], repr(text)[1:-1]))
-        yield json.dumps(text, ensure_ascii=False)[1:-1], False
-        for quoting in (quote, partial(quote, safe=""), quote_plus):
-            quoted = quoting(text, errors="surrogateescape")
-            yield quoted, False
-            yield re.sub("%..", lambda found: found[0].lower(), quoted), False
-    data = value.encode("utf-8", "surrogateescape")
-    for offset in range(3):
-        bits = (offset + len(data)) * 8
-        # Without the characters that also depend on the bytes before and after it.
-        encoded = base64.b64encode(b"\0" * offset + data)[-(-offset * 8 // 6) : bits // 6].decode()
-        yield encoded, True
-        yield encoded.translate({ord("+"): "-", ord("/"): "_"}), True
