@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from ringfence import PromptValidationError, ToolValidationError
 from ringfence.adapters import ToolExecutor
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy
-from ringfence.runtime import Session
+from ringfence.runtime import Deadline, Session
 from ringfence_cli import options
-from ringfence_sandbox import PodmanSandbox, SandboxLimits
+from ringfence_sandbox import CommandResult, PodmanSandbox, SandboxLimits
 from ringfence_tools import PodmanSandboxSection
 from ringfence_tools.shell import MAX_CHANGES, CommandOutcome, EvaluatePython, ShellExecute
 
@@ -101,7 +102,7 @@ def test_a_section_is_rendered_and_its_files_are_worked_on_without_podman(sandbo
         text = prompt.render(session=session).text
         assert "at /workspace" in text
         assert "no network" in text
-        assert "may take 120 seconds" in text
+        assert "may take 120 seconds, or up to 1200 if" in text
         executor = ToolExecutor(prompt=prompt, session=session)
         assert executor.call("read_file", {"file_path": "/workspace/a.txt"}).success
         assert executor.call("write_file", {"file_path": "a.txt", "content": "two\n"}).success
@@ -110,6 +111,58 @@ def test_a_section_is_rendered_and_its_files_are_worked_on_without_podman(sandbo
         assert result.message.startswith(f"no command can be run here: no Podman service answers at {NOWHERE}")
         assert "no command can be run here" in executor.call("evaluate_python", {"code": "1"}).message
     assert Path(sandbox.filesystem.root, "a.txt").read_text() == "two\n"
+
+
+class TimedOut(PodmanSandbox):
+    """Notes the time limit of each command, and has it run out."""
+
+    def run(self, command: Any, *, timeout_seconds: float = 30.0, **_: Any) -> CommandResult:
+        self.given = timeout_seconds
+        return CommandResult(124, "", "", timed_out=True, duration_seconds=timeout_seconds, failure="timed out")
+
+
+@pytest.mark.parametrize(
+    ("tool", "asked", "longest", "deadline", "given", "advice"),
+    [
+        ("shell_execute", None, None, None, 120, "up to 1200"),
+        ("shell_execute", 600, None, None, 600, "up to 1200"),
+        ("shell_execute", 7200, None, None, 1200, None),
+        ("shell_execute", None, 60, None, 60, None),
+        ("shell_execute", 7200, 3600, None, 3600, None),
+        ("shell_execute", None, None, 40, 40, None),
+        ("shell_execute", 600, 3600, 300, 300, None),
+        ("evaluate_python", None, None, None, 5, "up to 1200"),
+        ("evaluate_python", 600, None, None, 600, "up to 1200"),
+        ("evaluate_python", 7200, None, 300, 300, None),
+    ],
+)
+def test_a_command_has_the_time_that_was_asked_for_up_to_the_longest_and_the_deadline(
+    tool: str,
+    asked: float | None,
+    longest: float | None,
+    deadline: float | None,
+    given: float,
+    advice: str | None,
+    tmp_path: Path,
+) -> None:
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    session = Session()
+    options: dict[str, Any] = {} if longest is None else {"longest_seconds": longest}
+    with TimedOut(tmp_path, url=NOWHERE) as sandbox:
+        prompt = Prompt(
+            PromptTemplate(
+                ns="tests", key="time", sections=[PodmanSandboxSection(session=session, sandbox=sandbox, **options)]
+            )
+        )
+        limit = None if deadline is None else Deadline(now + timedelta(seconds=deadline), clock=lambda: now)
+        with prompt.resources:
+            executor = ToolExecutor(prompt=prompt, session=session, deadline=limit)
+            arguments = {"code": "1"} if tool == "evaluate_python" else {"command": "true"}
+            result = executor.call(tool, arguments if asked is None else {**arguments, "timeout_seconds": asked})
+        assert sandbox.given == given
+    assert not result.success
+    assert ("timeout_seconds may be" in result.message) == (advice is not None)
+    assert (advice or "") in result.message
 
 
 def test_a_section_takes_a_directory_or_a_sandbox(sandbox: PodmanSandbox, tmp_path: Path) -> None:

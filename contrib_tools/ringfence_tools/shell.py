@@ -31,9 +31,9 @@ from ringfence_tools.handlers import check_length
 from ringfence_tools.sections import CHANGING, FAILING, FINDING, READING_FIRST, governed_tools
 
 MOUNT_POINT = PodmanSandbox.mount_point
-SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 120.0
+SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 1200.0
 """Between them every time limit is put, where a section has no other one for the longest."""
-COMMAND_SECONDS = 30.0
+COMMAND_SECONDS = 120.0
 PYTHON_SECONDS = 5.0
 MAX_VARIABLES, MAX_NAME_CHARACTERS, MAX_VALUE_CHARACTERS = 64, 80, 512
 MAX_CHANGES = 100
@@ -319,7 +319,10 @@ class PodmanSandboxSection(Section[None]):
         self, params: None, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
     ) -> str:
         governed = any(isinstance(policy, ReadBeforeWritePolicy) for policy in self.policies())
-        longest = f"A command may take {self.longest_seconds:g} seconds, if its timeout_seconds says so."
+        usual = min(COMMAND_SECONDS, self.longest_seconds)
+        longest = f"A command may take {usual:g} seconds"
+        if usual < self.longest_seconds:
+            longest += f", or up to {self.longest_seconds:g} if its timeout_seconds says so"
         network = ""
         if self.sandbox.network == "none":
             network = f" {NO_NETWORK}"
@@ -334,7 +337,7 @@ class PodmanSandboxSection(Section[None]):
             SHORT_OF_IT,
             READING_OUTPUT,
             COMMANDS_FAILING,
-            f"{CONFINED} {longest}{network}",
+            f"{CONFINED} {longest}.{network}",
             *([SECRETS.format(", ".join(f"${name}" for name in secrets))] if secrets else []),
             FAILING,
         )
@@ -395,7 +398,7 @@ class PodmanSandboxSection(Section[None]):
         stdin: str | None = None,
         environment: ShellEnvironment | None = None,
     ) -> CommandResult:
-        seconds = min(max(SHORTEST_SECONDS, timeout_seconds), self.longest_seconds)
+        seconds = wanted = min(max(SHORTEST_SECONDS, timeout_seconds), self.longest_seconds)
         if context.deadline is not None:  # a command that ends later is of no use
             seconds = max(SHORTEST_SECONDS, min(seconds, context.deadline.remaining().total_seconds()))
         exported = environment.variables if environment is not None else ()
@@ -407,7 +410,7 @@ class PodmanSandboxSection(Section[None]):
                 context.session.notify(ToolOutput(context.call.call_id, data.decode("utf-8", "replace")))
 
         try:
-            return self.sandbox.run(
+            ended = self.sandbox.run(
                 command,
                 cwd=cwd,
                 env={**usual, **(env or {})},
@@ -421,6 +424,9 @@ class PodmanSandboxSection(Section[None]):
             raise ToolValidationError(f"no command can be run here: {error}") from None
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ToolValidationError(str(error)) from None
+        if ended.timed_out and seconds == wanted < self.longest_seconds:
+            return replace(ended, failure=f"{ended.failure}; timeout_seconds may be up to {self.longest_seconds:g}")
+        return ended
 
 
 def _external_effects(sandbox: PodmanSandbox) -> str:

@@ -299,7 +299,8 @@ _CONTAINER = (
         "command_seconds",
         callback=seconds,
         metavar="TIME",
-        help="With podman: the most that a command may take, whatever the model asks for.  [default: 2m]",
+        help="With podman: the longest time that a model may give a command. A command without one gets 2m at most.  "
+        "[default: 20m]",
     ),
 )
 
