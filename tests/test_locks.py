@@ -150,6 +150,23 @@ def test_a_uv_lock_for_another_python_is_refused(project: Path) -> None:
         pins_of(project)
 
 
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"requirements.txt": ""}, ["requirements.txt"]),
+        ({"requirements.txt": "# made by a tool\n\n  # with nothing\n"}, ["requirements.txt"]),
+        ({"requirements.txt": "# nothing\n", "requirements-dev.txt": "one\n"}, []),
+        ({"requirements.txt": "# nothing\n", "requirements-dev.txt": "a==1 --hash=x\n"}, ["requirements-dev.txt"]),
+        ({"requirements.txt": "# nothing\n", "uv.lock": ""}, ["uv.lock"]),
+        ({"requirements.txt": "one\n"}, []),
+        ({"requirements.txt": "-e .\n"}, []),
+    ],
+)
+def test_requirements_that_name_nothing_are_a_lock(project: Path, files: Mapping[str, str], found: list[str]) -> None:
+    write(project, files)
+    assert list(locks(str(project))) == found
+
+
 def test_the_best_wheel_is_chosen_and_a_source_where_there_is_none(project: Path, index: Index) -> None:
     files = {
         "any": wheel("two", {}),

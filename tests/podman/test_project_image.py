@@ -208,6 +208,36 @@ def test_an_install_script_that_needs_a_network_is_named(project: Path, index: I
 PYTHON = {"test_it.py": "import tiny_dep\n\ndef test_it():\n    assert tiny_dep.value == 1\n"}
 
 
+WITHOUT_DEPENDENCIES = {
+    "uv.lock": 'version = 1\nrequires-python = ">=3.9"\n[[package]]\nname = "tiny"\nversion = "1.0"\n'
+    'source = { virtual = "." }\ndependencies = [{ name = "other", marker = "sys_platform == \'win32\'" }]\n',
+    "requirements.txt": f"other==1.0 ; sys_platform == 'win32' --hash=sha256:{'0' * 64}\n",
+    "requirements-empty.txt": "# nothing\n",
+    ".devcontainer.json": "{}",
+    "package-lock.json": '{"name": "tiny", "version": "1.0.0", "lockfileVersion": 3, "packages": {"": {}}}',
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "uv.lock",
+        *(pytest.param(name, marks=pytest.mark.prove) for name in [*WITHOUT_DEPENDENCIES][1:]),
+    ],
+)
+def test_a_project_that_installs_nothing_here_has_an_image(project: Path, index: Index, name: str) -> None:
+    about = {
+        "pyproject.toml": '[project]\nname = "tiny"\nversion = "1.0"\nscripts.tiny = "tiny:main"\n',
+        "src/tiny.py": "def main():\n    print('tiny')\n",
+    }
+    python = "json" not in name
+    write(project, {name: WITHOUT_DEPENDENCIES[name], **(about if python else {"package.json": "{}"})})
+    built(project)
+    assert index.asked == []
+    command = "tiny && python3 -c 'import tiny; tiny.main()'" if python else "echo tiny; echo tiny"
+    assert in_project(project, command) == "tiny\ntiny\n"
+
+
 @pytest.mark.prove
 def test_requirements_with_hashes_are_installed(project: Path, index: Index) -> None:
     name, content = wheel("tiny_dep", {"tiny_dep.py": "value = 1\n"})

@@ -28,6 +28,7 @@ _HONOURED_OF_BUILD = {"dockerfile", "context"}
 _WITHOUT_EFFECT = {"$schema", "name", "customizations"}
 # Strings first, so that no comment and no comma begins in one.
 _JSONC = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_REQUIRES = re.compile(rb"^[ \t]*[^#\s]", re.MULTILINE)
 _TRAILING = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
 
 
@@ -79,8 +80,11 @@ def inside(path: str) -> PurePosixPath:
 def locks(root: str) -> Sequence[str]:
     """The names of the locks at the top of a project: uv's or, without it, requirements with hashes; and npm's."""
     names = sorted(name for name in os.listdir(root) if name.startswith("requirements") and name.endswith(".txt"))
-    hashed = [name for name in names if b"--hash=" in (read_project_file(root, name) or b"")]
-    python = [UV_LOCK] if os.path.lexists(os.path.join(root, UV_LOCK)) else hashed
+    contents = {name: read_project_file(root, name) or b"" for name in names}
+    hashed = [name for name in names if b"--hash=" in contents[name]]
+    # Nothing needs no hashes. One that names packages beside it needs them.
+    empty = [] if any(map(_REQUIRES.search, contents.values())) else names
+    python = [UV_LOCK] if os.path.lexists(os.path.join(root, UV_LOCK)) else hashed or empty
     return [*python, *([NPM_LOCK] if os.path.lexists(os.path.join(root, NPM_LOCK)) else [])]
 
 

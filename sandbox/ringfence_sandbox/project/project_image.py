@@ -84,9 +84,11 @@ for source in sources/*; do
     [ ! -e "$source" ] || install "./$source" || {
         echo "ringfence: $source cannot be built without a network"; exit 1; }
 done
-site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-cp -R own/site/. "$site"
-[ ! -d own/scripts ] || cp own/scripts/* "$(python3 -c 'import sysconfig; print(sysconfig.get_path("scripts"))')"
+place() { python3 -c "import sysconfig; print(sysconfig.get_path('$1'))"; }
+# Where pip has installed nothing yet, neither directory need be there.
+copy() { mkdir -p "$2" && cp -R "$1/." "$2"; }
+copy own/site "$(place purelib)"
+[ ! -d own/scripts ] || copy own/scripts "$(place scripts)"
 """
 
 _INSTALL_NPM = """
