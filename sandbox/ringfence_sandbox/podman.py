@@ -172,7 +172,7 @@ class PodmanSandbox:
             container = self._resources.container
             lives = container is not None and not container.channel.closed and container.process.lives
             tree = self.filesystem.hidden_tree
-            hidden: Mapping[str, Inode] = {} if tree is None else tree.paths
+            hidden: Mapping[str, Inode] = {} if tree is None else tree.covers()
             if container is not None and lives and container.mounts == mounted_in(self.filesystem.root):
                 with suppress(SandboxUnavailableError):
                     if container.hidden == hidden:

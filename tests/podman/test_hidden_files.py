@@ -196,3 +196,47 @@ def test_a_hidden_file_that_is_a_mount_is_covered(root: Path, make_sandbox: Any)
         sandbox = make_sandbox(root, filesystem=workspace.filesystem)
         ended = sandbox.run("cat .env; echo ran")
         assert ended.stdout == "ran\n"
+
+
+def hidden_below(root: Path, directories: int, files: int) -> None:
+    for path in (root / f"keys/{outer}/.env.{inner}" for outer in range(directories) for inner in range(files)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SECRET)
+
+
+def test_of_many_hidden_files_a_directory_with_nothing_else_is_covered_as_one(root: Path, make_sandbox: Any) -> None:
+    hidden_below(root, 10, 60)
+    with Workspace.open(root, hide=HiddenFiles()) as workspace:
+        sandbox = make_sandbox(root, filesystem=workspace.filesystem)
+        seen = sandbox.run("find keys; cat .env app/.env.local keys/*/.env.*; cat app/main.py; touch keys/made")
+        assert seen.stdout == "keys\nprint('shown')\n"
+        assert "Read-only file system" in seen.stderr
+        first = sandbox.start()
+        assert list(sandbox.start().hidden) == [".env", "app/.env.local", "app/server.key", "hard.txt", "keys"]
+        (root / "keys/3/readme").write_text("shown\n")
+        seen = sandbox.run(
+            "cat keys/3/readme; cat keys/*/.env.*; ls -A keys/3 | wc -l; ls -A keys/4; touch keys/3/made"
+        )
+        assert seen.stdout == "shown\n61\n"
+        assert seen.changed_paths == ("keys/3/made",)
+        assert sandbox.start() is not first
+        (root / "keys/4/.env.new").write_text(SECRET)
+        assert sandbox.run("cat keys/4/*; ls -A keys/4").stdout == ""
+
+
+@pytest.mark.prove
+def test_what_is_hidden_in_too_many_places_is_covered_or_named(root: Path, make_sandbox: Any) -> None:
+    hidden_below(root, 50, 50)
+    for place in root.glob("keys/*"):
+        (place / "shown").write_text("shown\n")
+    with Workspace.open(root, hide=HiddenFiles()) as workspace:
+        sandbox = make_sandbox(root, filesystem=workspace.filesystem)
+        try:  # not every runtime has such a limit
+            assert SECRET not in sandbox.run("cat keys/*/.env.*").stdout
+        except SandboxUnavailableError as error:
+            assert "2,504 hidden files are too many to cover, most below keys (2,500)" in str(error)
+    with (
+        Workspace.open(root, hide=HiddenFiles(["/keys"])) as workspace,
+        make_sandbox(root, filesystem=workspace.filesystem) as sandbox,
+    ):
+        assert sandbox.run("find keys; cat app/main.py").stdout == "keys\nprint('shown')\n"

@@ -9,7 +9,8 @@ import re
 import tarfile
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -39,7 +40,7 @@ from ringfence_sandbox.container.isolation import (
 from ringfence_sandbox.container.network import AllowedHosts, Network, Resolve, allowed_hosts, resolve_name
 from ringfence_sandbox.container.users import mapped_for_owner
 from ringfence_sandbox.disk.call_process import OWNER_LABEL, CallProcess, is_orphan, own_label
-from ringfence_sandbox.disk.hidden_tree import Inode
+from ringfence_sandbox.disk.hidden_tree import MANY, Inode
 from ringfence_sandbox.disk.kernel import mounts_below
 from ringfence_sandbox.disk.places import podman_directory, write_once
 
@@ -192,6 +193,8 @@ class Container:
                 if isinstance(error, APIError) and python is IN_THE_IMAGE and lacks_python(str(error)):
                     raise NoPythonError(image) from error
                 if isinstance(error, (OSError, ExecutorLostError, *UNREADABLE)):  # podman-py's are an OSError too
+                    if len(hidden) > MANY:
+                        raise SandboxUnavailableError(_too_many(hidden)) from error
                     raise SandboxUnavailableError(_not_started(error, why)) from error
                 raise
 
@@ -381,6 +384,17 @@ def _last_words(container: Any) -> str:
             state = container.inspect()["State"]
             return f"{state.get('Status')}, exit code {state.get('ExitCode')} {state.get('Error') or ''}".strip()
     return ""
+
+
+def _too_many(hidden: Collection[str]) -> str:
+    """Advice for somebody who hides more than a container can cover."""
+    top = Counter(path.partition("/")[0] for path in hidden if "/" in path)
+    most = [f"{escape_path(name)} ({count:,})" for name, count in top.most_common(3)]
+    where = f", most below {', '.join(most)}" if most else ""
+    return (
+        f"the container does not start: {len(hidden):,} hidden files are too many to cover{where}. Hide "
+        "directories as a whole, such as --hide /DIRECTORY, or work on a copy without them"
+    )
 
 
 def _not_started(error: BaseException, why: str) -> str:

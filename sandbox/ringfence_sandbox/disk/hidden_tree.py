@@ -17,6 +17,8 @@ from ringfence_sandbox.disk.places import replacing
 
 _NAME = "hidden.json"
 _MAX_DEPTH = 256
+MANY = 500
+"""Of more than so many covers some runtimes start no container: runc 1.1 has 64 KiB for their sources."""
 
 Inode = tuple[int, int]
 """A device and an inode on it."""
@@ -73,6 +75,22 @@ class HiddenTree:
         return {
             path: inode for path, inode in sorted(found.items()) if found.keys().isdisjoint(directories_above(path))
         }
+
+    def covers(self) -> dict[str, Inode]:
+        """What has to be covered in a container: `paths`. Where these are `MANY`, a directory in which everything is
+        hidden stands for all that is in it."""
+        found = self.paths
+        if len(found) <= MANY:
+            return found
+        above = {directory for path in found for directory in directories_above(path)}
+        for directory in sorted(above, key=lambda path: path.count("/"), reverse=True):  # the inner ones first
+            now = self._look(directory)
+            below = [f"{directory}/{name}" for name in self._names(directory)]
+            if now is not None and below and found.keys() >= set(below):
+                for path in below:
+                    del found[path]
+                found[directory] = _inode(now)
+        return dict(sorted(found.items()))
 
     def contents(self) -> Iterator[HiddenContent]:
         """Each hidden file with its beginning. What cannot be read is left out."""
@@ -200,6 +218,16 @@ class HiddenTree:
                     folders.clear()
         finally:
             os.close(root)
+
+    def _names(self, directory: str) -> list[str]:
+        try:
+            descriptor = self._files.open_directory(directory)
+        except OSError:
+            return []
+        try:
+            return os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _look(self, path: str) -> os.stat_result | None:
         try:
