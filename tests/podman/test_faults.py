@@ -290,6 +290,33 @@ def test_our_own_service_does_not_stay_where_we_are_killed_before_it_answers() -
     assert wait_until(lambda: session_of(int(client.stdout)) == [])
 
 
+FIRST_PODMAN_OF_A_USER = """#!/bin/sh
+# Goes on in a child, and does not hand on the signal that ends it.
+{python} - "${{4#unix://}}" <<'END' &
+import http.server, socketserver, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_HEAD(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *arguments): pass
+socketserver.UnixStreamServer(sys.argv[1], Handler).serve_forever()
+END
+wait
+"""
+
+
+def test_a_service_that_goes_on_in_a_child_ends_with_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "podman"
+    program.write_text(FIRST_PODMAN_OF_A_USER.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    service = OwnService()
+    assert len(session_of(service.process.pid)) >= 3
+    service.close()
+    assert wait_until(lambda: session_of(service.process.pid) == [])
+    assert not Path(service.url.removeprefix("unix://")).parent.exists()
+
+
 def test_limits_are_numbers_above_zero() -> None:
     with pytest.raises(ValueError, match="memory_bytes"):
         SandboxLimits(memory_bytes=0)

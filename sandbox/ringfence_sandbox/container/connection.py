@@ -44,13 +44,14 @@ INSTALL = (
     "on Debian or Ubuntu run `sudo apt-get install --no-install-recommends podman runc uidmap`, elsewhere see "
     "https://podman.io/docs/installation; then `ringfence sandbox doctor`"
 )
-# Its standard input ends when we do, however that is: then it ends the service, which would stay otherwise.
+# Its standard input ends when we do, however that is: then it ends the service, which would stay otherwise. The first
+# Podman of an ordinary user goes on in a child, and may end without it: hence the whole group.
 _SERVICE = """
 exec 3<&0
 podman system service --time=0 "$2" </dev/null 3<&- & service=$!
 (read -r _ <&3; kill "$service") & watch=$!
 wait "$service"
-kill "$watch"; rm -rf "$1"
+trap '' TERM; kill 0; rm -rf "$1"
 """
 _OF_PODMAN = re.compile(
     "PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_.*|TZ|TMPDIR|(XDG|DBUS|CONTAINERS?|PODMAN|BUILDAH|STORAGE|REGISTRY|SSL_CERT)_.*"
