@@ -538,7 +538,7 @@ def test_every_name_that_is_shown_is_taken_back(executor: ToolExecutor, files: I
 def test_the_parameters_are_those_that_were_promised() -> None:
     promised = {
         "ls": ["path"],
-        "read_file": ["file_path", "offset", "limit"],
+        "read_file": ["file_path", "offset", "limit", "encoding"],
         "write_file": ["file_path", "content"],
         "edit_file": ["file_path", "old_string", "new_string", "replace_all"],
         "apply_patch": ["patch"],

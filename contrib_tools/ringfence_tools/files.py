@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.edits import replace_exact
+from ringfence.filesystem.encodings import BEGINNING_BYTES, WideEncoding, check_encoding, wide_encoding
 from ringfence.filesystem.patch import split_lines
 from ringfence.filesystem.paths import display_path, escape_path
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_WRITE_LENGTH, FileEntry, Filesystem
@@ -38,6 +39,10 @@ from ringfence_tools.searching import SearchHandlers
 MAX_LINE_CHARACTERS = 2_000
 _LONG_LINE = re.compile(rb"[^\n]{%d}" % (MAX_LINE_CHARACTERS + 1))
 BYTE_ORDER_MARK = "\ufeff"
+NOT_UTF8 = (
+    "the file is not UTF-8: other bytes are shown as \\xNN, and stay as they are when other text is edited. To read "
+    "them, name the encoding"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +84,20 @@ class ReadFile:
     file_path: str = field(metadata={"description": "Relative to the root."})
     offset: int = field(default=0, metadata={"description": "Lines to skip."})
     limit: int = field(default=DEFAULT_READ_LIMIT, metadata={"description": "At most 2000 lines."})
+    encoding: str | None = field(
+        default=None, metadata={"description": "Of a file that is not UTF-8, UTF-16 or UTF-32, such as cp1252."}
+    )
 
     def __post_init__(self) -> None:
         if self.offset < 0:
             raise ToolValidationError(f"offset is the number of lines to skip, it cannot be {self.offset}")
         if self.limit <= 0:
             raise ToolValidationError(f"limit is the number of lines to read, it cannot be {self.limit}")
+        if self.encoding is not None:
+            try:
+                check_encoding(self.encoding)
+            except ValueError as error:
+                raise ToolValidationError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +237,13 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
                 return _show_output(path, printed, params.offset, limit, "a command printed", context)
         check_size(filesystem, path)
         try:
+            if params.encoding is not None:
+                return _show_decoded(filesystem, path, params.offset, limit, params.encoding, context)
             read = filesystem.read(path, offset=params.offset, limit=limit)
         except PATH_ERRORS as error:
             raise explain(error, filesystem, path, ": list it with ls") from None
+        except ToolValidationError:
+            raise
         except ValueError:  # not UTF-8: a bad path has raised above
             return _show_unusual_file(filesystem, path, params.offset, limit, context)
         if "\0" in read.content:
@@ -412,17 +429,46 @@ def _find_long_lined_output(filesystem: Filesystem, path: str) -> str | None:
     return None
 
 
+def _show_decoded(
+    filesystem: Filesystem, path: str, offset: int, limit: int, encoding: str | WideEncoding, context: ToolContext
+) -> ToolResult[FileText]:
+    """Return lines of a file in a given encoding. Raises ToolValidationError for a file that is no such text."""
+    codec = encoding if isinstance(encoding, str) else encoding.codec
+    try:
+        read = filesystem.read(path, offset=offset, limit=limit, encoding=codec)
+    except ValueError:
+        raise ToolValidationError(
+            f"{display_path(path)} is not {codec} text: leave out encoding, or try another"
+        ) from None
+    notes: tuple[str, ...]
+    if isinstance(encoding, WideEncoding):
+        notes = (f"the file is {encoding}: edit_file and apply_patch keep that, write_file writes UTF-8",)
+    elif check_encoding(codec).startswith("utf"):
+        notes = ()
+    else:
+        notes = (f"decoded as {codec}: edit_file and apply_patch take its ASCII text alone, write_file writes UTF-8",)
+    text = read.content
+    if "\0" in text:
+        text, notes = text.replace("\0", "\\x00"), (*notes, "NULs are shown as \\x00")
+    return _show_lines(path, text, offset, read.total_lines, context, notes)
+
+
 def _show_unusual_file(
     filesystem: Filesystem, path: str, offset: int, limit: int, context: ToolContext
 ) -> ToolResult[FileText]:
     """Return a file that is not UTF-8 as an answer: lines with escapes or, for a binary file, its size and hash."""
     content = filesystem.read_bytes(path).content
+    encoding = wide_encoding(content[:BEGINNING_BYTES], whole=len(content) <= BEGINNING_BYTES)
+    if encoding is not None:
+        with suppress(ToolValidationError):  # its beginning misled
+            return _show_decoded(filesystem, path, offset, limit, encoding, context)
     if b"\0" not in content:
         lines = split_lines(content)
         window = b"".join(lines[offset : offset + limit])
-        note = "the file is not UTF-8: other bytes are shown as \\xNN, and stay as they are when other text is edited"
-        return _show_lines(path, window.decode(errors="backslashreplace"), offset, len(lines), context, (note,))
-    kind = mimetypes.guess_type(path)[0] or "binary"
+        text = window.decode(errors="backslashreplace")
+        return _show_lines(path, text, offset, len(lines), context, (NOT_UTF8,))
+    kind = mimetypes.guess_type(path)[0] or ""
+    kind = "binary" if kind.startswith("text/") else kind or "binary"
     digest = hashlib.sha256(content).hexdigest()
     value = FileText(escape_path(path), "", 0, 0, 0, kind=kind, size_bytes=len(content), sha256=digest)
     return ToolResult.ok(value, f"{escape_path(path)} is not text")

@@ -15,6 +15,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import TypeVar
 
+from ringfence.filesystem.encodings import as_utf8, from_utf8, is_foreign
 from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_TEXT_BYTES, READ_ENTIRE_FILE
 
@@ -46,15 +47,17 @@ class Edit:
 def replace_exact(content: bytes, old: str, new: str, *, replace_all: bool = False) -> Edit:
     """Replace the only occurrence of `old` by `new`, or every occurrence with ``replace_all``.
 
-    Text is matched in UTF-8, byte for byte. Line ends are the exception: a ``\\n`` of `old` matches ``\\r\\n`` too, and
-    the replacement gets the line ends of the text that it replaces. Mixed line ends are kept line by line.
+    Text is matched in UTF-8, byte for byte. A file in UTF-16 or UTF-32 keeps its encoding. Line ends are the
+    exception: a ``\\n`` of `old` matches ``\\r\\n`` too, and the replacement gets the line ends of the text that it
+    replaces. Mixed line ends are kept line by line.
 
     An `old` with a ``\\r`` is first searched exactly. If it occurs, a `new` with a ``\\r`` is written exactly.
     Occurrences that differ only in their line ends count as several occurrences.
 
     Raises:
         ValueError: `old` is empty, equals `new` or does not occur (the message shows near matches), or occurs more
-            than once without ``replace_all`` (the message lists the lines).
+            than once without ``replace_all`` (the message lists the lines). `new` is not ASCII, and the file is in
+            an encoding that nobody can tell.
     """
     if not old:
         raise ValueError("old_string is empty: quote the text that is to be replaced")
@@ -62,6 +65,7 @@ def replace_exact(content: bytes, old: str, new: str, *, replace_all: bool = Fal
         raise ValueError("old_string and new_string are the same: there is nothing to change")
     literal = utf8(old, "old_string")
     verbatim = utf8(new, "new_string")
+    content, encoding = as_utf8(content)
     if "\r" in old and literal in content:
         text, wanted, ends_follow_file = _Ends(content, b""), literal, False
     else:
@@ -88,7 +92,17 @@ def replace_exact(content: bytes, old: str, new: str, *, replace_all: bool = Fal
         raise ValueError(
             "the replacement is what stands there already (line ends are kept): there is nothing to change"
         )
-    return Edit(edited, len(lines), tuple(lines))
+    check_same_encoding(content, new, "new_string")
+    return Edit(from_utf8(edited, encoding), len(lines), tuple(lines))
+
+
+def check_same_encoding(content: bytes, text: str, what: str) -> None:
+    """Raise ValueError for text that would be the only UTF-8 in a file of another encoding."""
+    if not text.isascii() and is_foreign(content):
+        raise ValueError(
+            f"the file is in another encoding than UTF-8, and {what} is not ASCII: it would be written as UTF-8. "
+            "Use ASCII, or a program that knows the encoding"
+        )
 
 
 class _Ends:

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ringfence.filesystem.edits import best_place, describe_difference, line_end_at, quote_line
+from ringfence.filesystem.edits import (
+    best_place,
+    check_same_encoding,
+    describe_difference,
+    line_end_at,
+    quote_line,
+)
+from ringfence.filesystem.encodings import as_utf8, from_utf8
 
 REGULAR, EXECUTABLE, SYMLINK = 0o100644, 0o100755, 0o120000
 """The modes of files in git."""
@@ -97,7 +104,8 @@ def apply_patch(patch: FilePatch, content: bytes | None) -> Patched:
     """Return the file after the patch. A deleted file has the content b"".
 
     ``content`` is the content of the source, or of a file at the path to create. None stands for no file. A patch that
-    only adds lines may create a file without a header for that, as ``diff -N`` writes it.
+    only adds lines may create a file without a header for that, as ``diff -N`` writes it. A file in UTF-16 or UTF-32
+    stays one.
     """
     if patch.source is None:
         if content is not None:
@@ -106,11 +114,21 @@ def apply_patch(patch: FilePatch, content: bytes | None) -> Patched:
         return Patched(b"", problems=("there is no such file",))
     if patch.whole:
         return Patched(b"")
-    patched = _apply_hunks(content or b"", patch.hunks)
-    if patch.target is None and patched.content and not patched.problems:
-        left = _count_lines(split_lines(patched.content))
-        return Patched(content or b"", problems=(f"it is to be deleted, but has {left} more than the patch",))
-    return patched
+    utf8, encoding = as_utf8(content or b"")
+    patched = _apply_hunks(utf8, patch.hunks)
+    if patched.problems:
+        return patched
+    if patch.target is None:
+        if patched.content:
+            left = _count_lines(split_lines(patched.content))
+            return Patched(content or b"", problems=(f"it is to be deleted, but has {left} more than the patch",))
+        return patched
+    try:
+        for line in (line for hunk in patch.hunks for kind, line in hunk.lines if kind == "+"):
+            check_same_encoding(utf8, line.decode(errors="replace"), "a new line")
+    except ValueError as error:
+        return Patched(content or b"", problems=(str(error),))
+    return replace(patched, content=from_utf8(patched.content, encoding))
 
 
 def _apply_hunks(content: bytes, hunks: Sequence[Hunk]) -> Patched:

@@ -263,8 +263,9 @@ class Filesystem(Protocol):
     ) -> Sequence[GrepMatch]:
         """Return the first match of every matching line, in the order of paths and lines.
 
-        Binary files and links are skipped. A result of ``max_matches`` matches may be incomplete. ``path`` is an
-        existing directory or file. ``line_content`` of a line of more than 500 characters is the part around the match.
+        Binary files and links are skipped. Text in UTF-16 and UTF-32 is searched. A result of ``max_matches`` matches
+        may be incomplete. ``path`` is an existing directory or file. ``line_content`` of a line of more than 500
+        characters is the part around the match.
 
         ``pattern`` is a regular expression in RE2's dialect, or with ``literal`` a plain text. ``glob`` selects files:
         without a "/" it is matched against their names, and otherwise against their paths below ``path``.

@@ -11,6 +11,7 @@ from operator import attrgetter, methodcaller
 from time import perf_counter
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
+from ringfence.filesystem.encodings import BEGINNING_BYTES, as_utf8
 from ringfence.filesystem.paths import escape_path, one_encoding
 from ringfence.filesystem.protocol import MAX_GREP_MATCHES, GlobMatch, GrepMatch
 
@@ -21,8 +22,6 @@ Child: TypeAlias = tuple[str, GlobMatch, DirectoryT | None]
 
 MAX_LINE_CHARACTERS = 500
 """The longest line that a `GrepMatch` contains. It has this many characters of a longer line, around the match."""
-BINARY_PREFIX_BYTES = 8192
-"""The number of bytes at the start of a file in which a NUL marks it as binary, as for git and ripgrep."""
 MAX_SEARCH_SECONDS = 60.0
 """The limit of the time for matching a pattern, without the time for reading files."""
 AT_ONCE = 1 << 30
@@ -192,7 +191,7 @@ def grep_files(
     """Return the first match of every matching line of `files`. The search ends after ``max_matches`` matches.
 
     Lines have no line ends. ``line_content`` of a line of more than MAX_LINE_CHARACTERS is the part around the match.
-    Bytes that are not UTF-8 are matched as U+FFFD.
+    UTF-16 and UTF-32 are decoded. Other bytes that are not UTF-8 are matched as U+FFFD.
 
     Raises:
         ValueError: The pattern does not parse, is empty or spans lines, or ``max_matches`` is negative.
@@ -207,9 +206,10 @@ def grep_files(
     if max_matches == 0:
         return found
     for path, content in files:
+        content, encoding = as_utf8(content)
         if needle is not None and content.find(needle) == -1:  # twice as fast as `in`
             continue
-        if content.find(0, 0, BINARY_PREFIX_BYTES) != -1:
+        if encoding is None and content.find(0, 0, BEGINNING_BYTES) != -1:
             continue
         try:
             _grep_text(path, _as_text(content), find, found, max_matches)

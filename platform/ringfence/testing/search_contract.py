@@ -158,6 +158,12 @@ class SearchContract(FilesystemAbilities):
         assert match.line_content == "caf\ufffd needle \ufffd"
         assert match.line_content[match.match_start : match.match_end] == "f\ufffd needle"
 
+    def test_text_in_utf_16_and_utf_32_is_searched(self, fs: Filesystem) -> None:
+        for encoding in ("utf-16", "utf-32", "utf-16-le", "utf-16-be"):
+            fs.write_bytes("a.txt", "first line\r\ncafé needle\r\n".encode(encoding))
+            [match] = fs.grep("é needle$")
+            assert (match.line_number, match.line_content, match.match_start) == (2, "café needle", 3)
+
     def test_grep_takes_a_file_or_a_directory_as_path(self, fs: Filesystem) -> None:
         for path in ("a.txt", "d/a.txt", "d/e/a.txt"):
             fs.write(path, "needle")

@@ -8,9 +8,10 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
+from ringfence.filesystem.encodings import BEGINNING_BYTES, wide_encoding
 from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import MAX_TEXT_BYTES, FileEntry, GlobMatch
-from ringfence.filesystem.search import BINARY_PREFIX_BYTES, Child
+from ringfence.filesystem.search import Child
 from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Looks, is_reserved, open_file
 from ringfence_sandbox.disk.hidden_tree import HiddenTree
 
@@ -114,10 +115,11 @@ def read_text(directory: int, name: str, place: str) -> bytes | None:
     try:
         if found.st_size > MAX_TEXT_BYTES:
             return None
-        first = os.read(descriptor, BINARY_PREFIX_BYTES)
-        if b"\0" in first:
+        first = os.read(descriptor, BEGINNING_BYTES)
+        is_whole = len(first) == found.st_size
+        if b"\0" in first and wide_encoding(first, whole=is_whole) is None:
             return None
-        if len(first) == found.st_size:
+        if is_whole:
             return first
         chunks = [first]
         while content := os.read(descriptor, min(max(found.st_size, 1 << 16), CHUNK_BYTES)):
