@@ -216,6 +216,39 @@ def test_text_that_is_no_json_object_is_refused(text: str | bytes) -> None:
         serde.parse(Node, text)
 
 
+@dataclass(frozen=True)
+class Optional:
+    text: str
+    number: int = 3
+    flag: bool = False
+    words: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    either: int | str = "x"
+    named: int = field(default=5, metadata={"alias": "Named"})
+    maybe: int | None = 7
+    edits: tuple[Edit, ...] = ()
+
+
+@pytest.mark.parametrize("key", ["number", "flag", "words", "env", "either", "Named", "edits"])
+def test_null_for_an_optional_key_is_a_key_that_is_left_out(key: str) -> None:
+    assert serde.parse(Optional, {"text": "a", key: None}) == Optional("a")
+
+
+def test_every_null_at_every_depth_is_left_out() -> None:
+    data = {"text": "a", "number": None, "words": None, "edits": [{"old": "a", "new": "b", "count": None}]}
+    assert serde.parse(Optional, data) == Optional("a", edits=(Edit("a", "b"),))
+    assert serde.parse(Optional, json.dumps(data)) == Optional("a", edits=(Edit("a", "b"),))
+
+
+def test_null_stays_where_it_is_admitted_and_is_refused_where_a_value_is_required() -> None:
+    assert serde.parse(Optional, {"text": "a", "maybe": None}) == Optional("a", maybe=None)
+    for data in ({"text": None}, {"text": "a", "words": [None]}, {"text": "a", "env": {"a": None}}):
+        with pytest.raises(ValueError, match=r"expected a string \(got null\)"):
+            serde.parse(Optional, data)
+    with pytest.raises(ValueError, match="got null"):
+        serde.parse(Optional, {"text": "a", "number": None}, coerce=False)
+
+
 @pytest.mark.parametrize("cls", [int, list[Node], Edit("a", "b"), None, "Node"])
 def test_only_dataclasses_are_parsed(cls: Any) -> None:
     with pytest.raises(TypeError, match="expected a dataclass, got"):

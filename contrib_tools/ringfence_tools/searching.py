@@ -108,7 +108,7 @@ class SearchHandlers(FileHandlers):
             raise ToolValidationError(f"{display_path(path)} is not a directory: glob looks below one")
         pattern = self._relative_to(filesystem, path, params.pattern)
         try:
-            wanted = None if params.glob is None else path_filter(self._relative_to(filesystem, path, params.glob))
+            wanted = None if not params.glob else path_filter(self._relative_to(filesystem, path, params.glob))
             found = filesystem.glob(pattern, path=path)
         except ValueError as error:
             raise ToolValidationError(f"the pattern cannot be used: {error}") from None
@@ -128,7 +128,7 @@ class SearchHandlers(FileHandlers):
 
     def grep(self, params: Grep, *, context: ToolContext) -> ToolResult[FoundLines]:
         filesystem, path = self._open(context, params.path)
-        glob = None if params.glob is None else self._relative_to(filesystem, path, params.glob)
+        glob = None if not params.glob else self._relative_to(filesystem, path, params.glob)
         check_size(filesystem, path)
         try:
             ignored = Ignored(filesystem, path, glob)

@@ -1,8 +1,9 @@
 """Dataclasses to JSON and back, and their JSON Schema, on pydantic's `TypeAdapter`.
 
 Parsing is pydantic's strict JSON mode: a list stands for a tuple or a set, text for an enum's value, a date, a UUID, a
-path or (as base64) bytes, and nothing is converted with loss. One thing is more generous: with ``coerce=True`` text
-that is a JSON number, ``true`` or ``false`` stands for it where a number or a boolean is declared.
+path or (as base64) bytes, and nothing is converted with loss. Two things are more generous with ``coerce=True``. Text
+that is a JSON number, ``true`` or ``false`` stands for it where a number or a boolean is declared. And null stands for
+a key that is left out, where the field has a default and does not admit None: models write it so.
 
 A field's ``metadata`` may have what `pydantic.Field` takes: ``description``, ``alias``, ``ge``, ``gt``, ``le``, ``lt``,
 ``min_length``, ``max_length``, ``pattern`` ...; so may an ``Annotated[int, pydantic.Field(ge=1)]``. A field with an
@@ -91,7 +92,7 @@ def decoder(cls: type[T], *, extra: Extra = "forbid", coerce: bool = True) -> De
         except ValidationError as error:
             problems = error.errors(include_url=False)
         value = json.loads(text)
-        if coerce and _convert_texts(value, problems):
+        if coerce and _convert(value, problems, cls):
             try:
                 return validate(json.dumps(value), strict=True, extra=extra, by_alias=True, by_name=True)
             except ValidationError as error:
@@ -101,9 +102,12 @@ def decoder(cls: type[T], *, extra: Extra = "forbid", coerce: bool = True) -> De
     return decode
 
 
-def _convert_texts(value: Any, problems: Sequence[Any]) -> bool:
-    """Put numbers and booleans where strict parsing refused their text; say whether there were any."""
-    is_converted = False
+def _convert(value: Any, problems: Sequence[Any], cls: type[Any]) -> bool:
+    """Put numbers and booleans where strict parsing refused their text, and leave out each null for an optional key.
+
+    Return whether there were any.
+    """
+    is_converted = _leave_out_nulls(value, problems, cls)
     for problem in problems:
         given, kinds = problem["input"], _KINDS_OF_TEXT.get(problem["type"], ())
         converted: object = int(given) if isinstance(given, float) and given.is_integer() else None
@@ -120,6 +124,21 @@ def _convert_texts(value: Any, problems: Sequence[Any]) -> bool:
             holder[last] = converted
             is_converted = True
     return is_converted
+
+
+def _leave_out_nulls(value: Any, problems: Sequence[Any], cls: type[Any]) -> bool:
+    paths = [_data_path(value, problem) for problem in problems if problem["input"] is None]
+    whole = schema(cls) if paths else {}
+    is_left_out = False
+    for path in filter(None, paths):
+        *around, last = path
+        nodes = [node for node in _nodes(whole, whole, around) if last in node.get("properties", ())]
+        if any(last not in node.get("required", ()) for node in nodes):
+            holder = value
+            for part in around:
+                holder = holder[part]
+            is_left_out = holder.pop(last, value) is None or is_left_out
+    return is_left_out
 
 
 _KINDS_OF_TEXT: Mapping[str, tuple[type, ...]] = {"int_type": (int,), "float_type": (int, float), "bool_type": (bool,)}
