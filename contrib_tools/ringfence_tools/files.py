@@ -28,6 +28,7 @@ from ringfence_tools.handlers import (
     check_length,
     check_size,
     count_fitting_lines,
+    describe_twins,
     explain,
     is_directory,
     require_existing,
@@ -255,6 +256,7 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
         shown = escape_path(path) or "/"
         content = params.content.encode()
         created = not filesystem.exists(path)
+        twins = describe_twins(filesystem, path) if created else ""
         try:
             if not path:
                 raise IsADirectoryError
@@ -265,7 +267,7 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
             raise ToolValidationError(_describe_file_above(path)) from None
         action = "created" if created else "replaced"
         size = "1 byte" if len(content) == 1 else f"{len(content):,} bytes"
-        return ToolResult(f"{action} {shown} ({size})", WrittenFile(shown, len(content), created))
+        return ToolResult(f"{action} {shown} ({size}){twins}", WrittenFile(shown, len(content), created))
 
     def edit_file(self, params: EditFile, *, context: ToolContext) -> ToolResult[EditedFile]:
         filesystem, path = self._open(context, params.file_path)
@@ -294,6 +296,7 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
         if is_directory(filesystem, target):
             inside = display_path(f"{target}/{source.rpartition('/')[2]}".lstrip("/"))
             raise ToolValidationError(f"{moved.target} is a directory: target is the new path itself, such as {inside}")
+        twins = describe_twins(filesystem, target, source)
         try:
             filesystem.move(source, target, overwrite=True)
         except NotADirectoryError:
@@ -301,7 +304,7 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
             raise ToolValidationError(there if filesystem.exists(target) else _describe_file_above(target)) from None
         except ValueError as error:
             raise ToolValidationError(str(error)) from None
-        return ToolResult.ok(moved, f"moved {moved.source} to {moved.target}")
+        return ToolResult.ok(moved, f"moved {moved.source} to {moved.target}{twins}")
 
     def rm(self, params: Remove, *, context: ToolContext) -> ToolResult[RemovedFiles]:
         filesystem, path = self._open(context, params.path)

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from ringfence.errors import ToolValidationError
+from ringfence.filesystem.look_alikes import display_exactly, look_alikes
 from ringfence.filesystem.paths import display_path
 from ringfence.filesystem.protocol import MAX_TEXT_BYTES, MAX_WRITE_LENGTH, Filesystem
 from ringfence.prompt.tool import ToolContext
@@ -85,6 +86,12 @@ def describe_missing(filesystem: Filesystem, path: str) -> str:
     The whole workspace is not searched, since a call holds its locks meanwhile."""
     if filesystem.exists(path):
         return f"{display_path(path)} is a symlink that leads nowhere"
+    if alike := look_alikes(filesystem, path):
+        names = " and ".join(map(display_exactly, alike[:MAX_NEAR_NAMES]))
+        return (
+            f"there is no {display_exactly(path)} in the workspace, but {names}, "
+            f"which look{'s' * (len(alike) == 1)} the same: write the name with these escapes"
+        )
     here = path
     while here and not is_directory(filesystem, here):
         here = here.rpartition("/")[0]
@@ -96,6 +103,20 @@ def describe_missing(filesystem: Filesystem, path: str) -> str:
         hints.insert(0, one_up)
     meant = f"; did you mean {' or '.join(map(display_path, hints[:MAX_NEAR_NAMES]))}?" if hints else ""
     return f"there is no {display_path(path)} in the workspace{meant}"
+
+
+def describe_twins(filesystem: Filesystem, path: str, source: str | None = None) -> str:
+    """Return a remark for a path that is about to be made, if others look the same; else an empty text.
+
+    ``source`` is what is moved to the path."""
+    if filesystem.exists(path):
+        return ""
+    twins = [display_exactly(twin) for twin in look_alikes(filesystem, path) if twin != source]
+    if not twins:
+        return ""
+    there = " and ".join(twins[:MAX_NEAR_NAMES])
+    advice = "if that was meant, remove the new one, and write the name with these escapes"
+    return f". Beside {display_exactly(path)} there is {there}, which looks the same: {advice}"
 
 
 def require_existing(filesystem: Filesystem, path: str) -> None:

@@ -15,7 +15,7 @@ from ringfence.filesystem.paths import directories_above, display_path, escape_p
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.tool import ContentOf, Itself, ToolContext, Written
 from ringfence.runtime.tool_result import ToolResult
-from ringfence_tools.handlers import FileHandlers, check_length, describe_excess_size, describe_missing
+from ringfence_tools.handlers import FileHandlers, check_length, describe_excess_size, describe_missing, describe_twins
 from ringfence_tools.printable import plural
 
 MAX_PROBLEMS = 20
@@ -87,7 +87,8 @@ class PatchHandler(FileHandlers):
             raise ToolValidationError("the patch changes nothing: every file is already as it says")
         for change in plan.changes:
             change()
-        return ToolResult.ok(PatchedFiles(tuple(plan.files)), f"patched {plural(len(plan.files), 'file')}")
+        message = f"patched {plural(len(plan.files), 'file')}{''.join(plan.twins)}"
+        return ToolResult.ok(PatchedFiles(tuple(plan.files)), message)
 
 
 def list_writes(params: ApplyPatch) -> Iterable[Written]:
@@ -115,6 +116,8 @@ class _Plan:
         self.problems: list[str] = []
         self.files: list[PatchedFile] = []
         self.changes: list[Callable[[], object]] = []
+        self.twins: list[str] = []
+        """Remarks about new files that look like others."""
         self._filesystem = filesystem
         self._find = find
         self._nodes: dict[str, _Node | None] = {}
@@ -161,6 +164,9 @@ class _Plan:
             action = _action(patch, before, renamed=target != path)
             origin = escape_path(path) if target != path else None
             added, removed = patch.count("+"), patch.count("-")
+            if action in ("created", "renamed", "copied") and len(self.twins) < MAX_PROBLEMS:
+                twins = describe_twins(self._filesystem, target, None if patch.copy else path)
+                self.twins += [twins] if twins else []
             self.files.append(PatchedFile(escape_path(target), action, added, removed, origin, patched.shifts))
 
     def _plan(self, path: str, after: _Node | None, change: Callable[[], object]) -> None:

@@ -124,11 +124,19 @@ def apply_patch(patch: FilePatch, content: bytes | None) -> Patched:
             return Patched(content or b"", problems=(f"it is to be deleted, but has {left} more than the patch",))
         return patched
     try:
-        for line in (line for hunk in patch.hunks for kind, line in hunk.lines if kind == "+"):
-            check_same_encoding(utf8, line.decode(errors="replace"), "a new line")
+        _check_encoding(utf8, patch.hunks)
     except ValueError as error:
         return Patched(content or b"", problems=(str(error),))
     return replace(patched, content=from_utf8(patched.content, encoding))
+
+
+def _check_encoding(content: bytes, hunks: Sequence[Hunk]) -> None:
+    """Raise ValueError where the new lines are UTF-8 and the file is not."""
+    try:
+        lines = [(kind, line.decode()) for hunk in hunks for kind, line in hunk.lines]
+    except UnicodeDecodeError:  # the patch has the bytes of the file's encoding
+        return
+    check_same_encoding(content, "".join(line for kind, line in lines if kind == "+"), "a new line")
 
 
 def _apply_hunks(content: bytes, hunks: Sequence[Hunk]) -> Patched:
