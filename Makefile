@@ -57,8 +57,10 @@ lint: $(READY)
 imports: $(READY)
 	@.venv/bin/lint-imports
 
+# Over the code, and over the examples of the pages as users run type checkers over theirs.
 types: $(READY)
 	@.venv/bin/basedpyright
+	@$(PY) tests/support/typed_examples.py
 
 dead: $(READY)
 	@found=$$($(PY) -m vulture); code=$$?; \
@@ -92,5 +94,5 @@ lowest: $(READY)
 	"$$dir/venv/bin/python" -m pytest -n 2 --dist worksteal $(BOUNDED) $(ARGS)
 
 clean:
-	rm -rf .venv dist build .benchmarks .hypothesis .import_linter_cache .pytest_cache .ruff_cache
+	rm -rf .venv dist build .benchmarks .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

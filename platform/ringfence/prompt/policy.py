@@ -61,6 +61,7 @@ class ToolPolicy(Protocol):
 
     def on_result(self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext) -> None:
         """Observe a success after its handler, inside the transaction. An exception rolls the call back."""
+        return  # a body: mypy takes one without for abstract
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from types import MappingProxyType, NoneType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from typing_extensions import TypeVar
 
@@ -201,6 +201,31 @@ class Prompt(TypeArguments, Generic[OutputT]):
     sections=[...])``.
     """
 
+    @overload
+    def __init__(
+        self,
+        template: PromptTemplate[OutputT],
+        *,
+        overrides_store: PromptOverridesStore | None = None,
+        overrides_tag: str = LATEST,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        template: None = None,
+        *,
+        ns: str,
+        key: str,
+        name: str | None = None,
+        sections: Sequence[Section[Any]] = (),
+        policies: Sequence[Policy] = (),
+        feedback_providers: Sequence[FeedbackProviderConfig] = (),
+        allow_extra_keys: bool = False,
+        resources: ResourceRegistry = ...,
+        output: Any = None,
+        overrides_store: PromptOverridesStore | None = None,
+        overrides_tag: str = LATEST,
+    ) -> None: ...
     def __init__(
         self,
         template: PromptTemplate[OutputT] | None = None,
