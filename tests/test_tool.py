@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ringfence import PromptValidationError
-from ringfence.adapters import ToolExecutor
+from ringfence.adapters import ScriptedAdapter, ToolExecutor
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolExample, ToolResult
-from ringfence.runtime import Session
+from ringfence.runtime import Budget, BudgetTracker, Deadline, Heartbeat, Session
 
 
 @dataclass(frozen=True)
@@ -246,3 +246,30 @@ def unannotated(params, *, context):  # type: ignore[no-untyped-def]
 def test_wrap_refuses_a_function_that_does_not_say_enough(function: Callable[..., Any]) -> None:
     with pytest.raises(PromptValidationError):
         Tool.wrap(function)
+
+
+def test_a_handler_is_called_with_a_context_that_a_test_makes() -> None:
+    session, adapter = Session(), ScriptedAdapter([])
+    prompt = Prompt(PromptTemplate[None](ns="tests", key="context"))
+    deadline, tracker, heartbeat = Deadline.after(60), BudgetTracker(Budget(max_total_tokens=5)), Heartbeat()
+    context = ToolContext(
+        prompt=prompt,
+        rendered_prompt=None,
+        adapter=adapter,
+        session=session,
+        deadline=deadline,
+        budget_tracker=tracker,
+        heartbeat=heartbeat,
+    )
+    assert (context.prompt, context.rendered_prompt, context.adapter, context.session) == (
+        prompt, None, adapter, session,
+    )  # fmt: skip
+    assert (context.deadline, context.budget_tracker, context.heartbeat) == (deadline, tracker, heartbeat)
+    assert context.event_bus is session.dispatcher
+    assert (context.changes, context.reads) == ((), {})
+    with prompt.resources:
+        plain = ToolContext(prompt, None, None, session)
+        plain.beat()
+        assert (plain.deadline, plain.budget_tracker, plain.filesystem) == (None, None, None)
+    with pytest.raises(TypeError, match="deadline is a Deadline"):
+        ToolContext(prompt, None, None, session, deadline=60)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

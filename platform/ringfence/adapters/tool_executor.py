@@ -243,10 +243,10 @@ class ToolExecutor:
             self.rendered_prompt,
             self.adapter,
             self.session,
-            options,
-            transaction,
-            CallResources(resources, transaction),
-            cancellation,
+            options=options,
+            call=transaction,
+            scope=CallResources(resources, transaction),
+            cancellation=cancellation,
         )
         if self.session.secrets:
             arguments = self.session.secrets.mask(arguments)

@@ -72,27 +72,60 @@ class ProviderAdapter(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class ToolContext:
     """What surrounds one tool call. Made for the call, and of no use after it.
 
     The filesystem and the resources that it has belong to the call in every thread: changes made through them are
-    committed or rolled back with it, and are refused once the handler has ended.
+    committed or rolled back with it, and are refused once the handler has ended. A context that a test makes has no
+    call: changes stay.
     """
 
     prompt: Prompt[Any]
     rendered_prompt: RenderedPrompt[Any] | None
     adapter: ProviderAdapter | None
     session: Session
-    options: RunOptions = RunOptions()
-    call: CallInfo | None = None
-    scope: CallResources | None = None
-    cancellation: Cancellation | None = None
-    result: ToolResult[Any] | None = None
+    options: RunOptions
+    call: CallInfo | None
+    scope: CallResources | None
+    cancellation: Cancellation | None
+    result: ToolResult[Any] | None
     """What the handler has returned. Only policies on effects have it."""
-    _paths: dict[tuple[str, str | None], str] = field(default_factory=dict, repr=False)
-    _filesystem: Any = field(default=MISSING, repr=False)
-    _scopes: dict[CallLock | None, str] = field(default_factory=dict, repr=False)
+    _paths: dict[tuple[str, str | None], str] = field(repr=False)
+    _filesystem: Any = field(repr=False)
+    _scopes: dict[CallLock | None, str] = field(repr=False)
+
+    def __init__(
+        self,
+        prompt: Prompt[Any],
+        rendered_prompt: RenderedPrompt[Any] | None,
+        adapter: ProviderAdapter | None,
+        session: Session,
+        deadline: Deadline | None = None,
+        budget_tracker: BudgetTracker | None = None,
+        heartbeat: Heartbeat | None = None,
+        *,
+        options: RunOptions | None = None,
+        call: CallInfo | None = None,
+        scope: CallResources | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> None:
+        """``options`` take the place of the three limits.
+
+        Raises TypeError for a limit of another type, such as a number of seconds for a deadline.
+        """
+        self.prompt = prompt
+        self.rendered_prompt = rendered_prompt
+        self.adapter = adapter
+        self.session = session
+        self.options = RunOptions(deadline, budget_tracker, heartbeat) if options is None else options
+        self.call = call
+        self.scope = scope
+        self.cancellation = cancellation
+        self.result = None
+        self._paths = {}
+        self._filesystem = MISSING
+        self._scopes = {}
 
     @property
     def deadline(self) -> Deadline | None:
