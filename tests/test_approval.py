@@ -326,6 +326,13 @@ def test_secrets_are_masked_in_a_question(files: Filesystem) -> None:
     assert "horse" not in repr(agent.asked)
 
 
+def test_a_question_shows_text_with_a_nul_as_text_and_its_secrets_masked(files: Filesystem) -> None:
+    agent = Agent(files, lambda request: YES)
+    agent.session = Session(secrets=Secrets({"TOKEN": "correct horse battery"}))
+    assert agent.put(content="new\0 line, and correct horse battery\n").success
+    assert b"-old\n+new\\x00 line, and [TOKEN]\n" in agent.asked[0].diff
+
+
 @pytest.mark.parametrize("shares", ["session", "files"])
 def test_another_call_is_answered_at_once_while_one_waits(files: Filesystem, shares: str) -> None:
     waiting, done = threading.Event(), threading.Event()

@@ -21,6 +21,7 @@ from ringfence.errors import (
 )
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import escape_path
+from ringfence.filesystem.readable_diff import readable_patch
 from ringfence.participants import Change
 from ringfence.prompt.policy import Policy
 from ringfence.prompt.prompt import Prompt, PromptTemplate
@@ -191,6 +192,8 @@ class RunOutcome:
     plan: Plan | None = None
     changes: Sequence[Change] = ()
     patch: bytes = b""
+    readable_patch: bytes = b""
+    """The same for a person: binary files are described, and not for ``git apply``."""
     ignored: Sequence[Change] = ()
     """The changes of paths that git ignores. ``changes`` and ``patch`` are without them."""
     look_first: Sequence[Attention] = ()
@@ -324,6 +327,7 @@ def run_agent(
     own = workspace.own_changes()
     outcome.changes, outcome.patch, outcome.mixed, outcome.ignored = own.changes, own.patch, own.mixed, own.ignored
     outcome.look_first = attention(own.changes, own.ignored, own.patch, workspace.ignored)
+    outcome.readable_patch = readable_patch(own.patch)
     outcome.is_masked = workspace.secrets.mask(own.patch) != own.patch
     return workspace.secrets.mask(outcome)
 

@@ -145,7 +145,7 @@ def _demonstrate(
     if outcome.outcome == "interrupted":
         raise KeyboardInterrupt
     errors.say("")
-    put_diff(outcome.patch)
+    put_diff(outcome.patch, readable=outcome.readable_patch)
     apply_changes(outcome, workspace)
     for line in summary(outcome):
         errors.say(line)

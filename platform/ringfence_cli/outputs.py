@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 import click
 
 from ringfence.filesystem.paths import escape_path
+from ringfence.filesystem.readable_diff import readable_patch
 from ringfence_cli.signals import interrupted
 from ringfence_tools.printable import one_line, plural, printable, why
 
@@ -127,9 +128,10 @@ def _lead_nowhere(descriptor: int) -> None:
     os.close(nowhere)
 
 
-def put_diff(patch: bytes, whole: str | None = None) -> None:
+def put_diff(patch: bytes, whole: str | None = None, readable: bytes | None = None) -> None:
     """Write a patch to standard output: as it is, or, for a person at a terminal, in colours and with nothing in it
-    that could act on the terminal. There it is cut after `MAX_DIFF_LINES` if ``whole`` says how to see all of it."""
+    that could act on the terminal. There binary files are described, as in ``readable`` if that is given, and it is cut
+    after `MAX_DIFF_LINES` if ``whole`` says how to see all of it."""
     if not sys.stdout.isatty():
         put(patch)
         return
@@ -138,7 +140,8 @@ def put_diff(patch: bytes, whole: str | None = None) -> None:
 
     console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False, soft_wrap=True)
     shown = Text()
-    lines = printable(patch.decode("utf-8", "surrogateescape")).splitlines(keepends=True)
+    shown_patch = readable_patch(patch) if readable is None else readable
+    lines = printable(shown_patch.decode("utf-8", "surrogateescape")).splitlines(keepends=True)
     for line in lines if whole is None else lines[:MAX_DIFF_LINES]:
         shown.append(line, diff_style(line))
     if whole is not None and len(lines) > MAX_DIFF_LINES:

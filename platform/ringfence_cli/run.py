@@ -348,7 +348,7 @@ def _finish(run: Run, outcome: RunOutcome, errors: ErrorStream, invocation: Invo
     if (patch := run.patch) is not None:
         write(lambda: patch.replace(outcome.patch))
     if not invocation.wants_json and outcome.outcome != "interrupted":
-        write(lambda: put_diff(outcome.patch, _whole_diff(run)))
+        write(lambda: put_diff(outcome.patch, _whole_diff(run), outcome.readable_patch))
     if workspace.history is not None:
         outcome.applied = bool(outcome.changes or outcome.ignored)
     elif options.apply:

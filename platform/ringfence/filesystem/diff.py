@@ -203,6 +203,11 @@ def _text(raw: bytes, before: FileState | None, after: FileState | None) -> Iter
             sign,
             b"/dev/null" if state is None else name + (b"\t" if b" " in raw and name[:1] != b'"' else b""),
         )
+    yield from hunks_of(old, new)
+
+
+def hunks_of(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield the lines of the hunks that turn one list of lines into the other."""
     for group in _Matcher(None, old, new).get_grouped_opcodes(CONTEXT_LINES):
         yield b"@@ -%s +%s @@\n" % (_range(group[0][1], group[-1][2]), _range(group[0][3], group[-1][4]))
         for kind, i, j, k, m in group:

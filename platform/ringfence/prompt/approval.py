@@ -13,6 +13,7 @@ from ringfence import serde
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.diff import patch_of
 from ringfence.filesystem.path_patterns import covering_any_case
+from ringfence.filesystem.readable_diff import readable_patch
 from ringfence.prompt.policy import ALLOW, BasePolicy, Hook, PolicyDecision, check_names, refuse_unknown
 from ringfence.prompt.tool import TOOL_NAME
 from ringfence.runtime.tool_result import AcceptsChanges, exit_code_of
@@ -39,7 +40,7 @@ class ApprovalRequest:
     changes: Sequence[Change] = ()
     """The changes, without those in ``ignored``."""
     diff: bytes = b""
-    """The patch of ``changes``."""
+    """The patch of ``changes``, for a person: binary files are described, and not for ``git apply``."""
     ignored: Sequence[Change] = ()
     """The changes of paths that git ignores."""
     output: str = ""
@@ -158,7 +159,7 @@ class ApprovalPolicy(BasePolicy):
             tool.name,
             params,
             changes=shown,
-            diff=_patch(context, {change.path for change in ignored}),
+            diff=readable_patch(_patch(context, {change.path for change in ignored})),
             ignored=ignored,
             output=result.text(),
             exit_code=exit_code_of(result.value),
