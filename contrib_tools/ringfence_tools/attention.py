@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,13 +28,23 @@ class Attention:
 def attention(
     changes: Sequence[Change], ignored: Sequence[Change], patch: bytes, paths: IgnoredPaths
 ) -> Sequence[Attention]:
-    """Return what to look at first: ignore files, links that lead out of the tree, changed modes and huge diffs.
+    """Return what to look at first: new directories that ignore themselves, ignore files, links that lead out of the
+    tree, changed modes and huge diffs.
 
-    ``ignored`` are the changes of ignored paths; of these, ignore files count alone.
+    ``ignored`` are the changes of ignored paths; of these, ignore files and such directories count alone.
     """
     lines = {path: sum(line_counts(part)) for _, path, part in files_of(patch)}
-    rules = [change for change in (*changes, *ignored) if paths.has_rules_at(change.path)]
-    found = [Attention(change.path, f"an ignore file, {change.kind}") for change in rules]
+    caches = Counter(cache for change in ignored if (cache := paths.new_cache(change.path)) is not None)
+    rules = [
+        change
+        for change in (*changes, *ignored)
+        if paths.has_rules_at(change.path) and not paths.new_cache(change.path)
+    ]
+    found = [
+        Attention(path, f"a new directory that ignores itself, {plural(count, 'path')}")
+        for path, count in caches.items()
+    ]
+    found += [Attention(change.path, f"an ignore file, {change.kind}") for change in rules]
     found += [Attention(change.path, reason) for change in changes for reason in _reasons(change, lines)]
     return found
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +21,15 @@ from ringfence_sandbox.disk.places import made_outside, store_of
 from ringfence_sandbox.history_stores import forget_temporary_stores, mark_temporary_store
 from ringfence_sandbox.host import Durability, HostFilesystem
 from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, no_progress
-from ringfence_sandbox.steps.ignored_files import IgnoredInHistory, Repository, file_at
+from ringfence_sandbox.steps.ignored_files import (
+    IgnoredInHistory,
+    IgnoredSince,
+    Repository,
+    file_at,
+    is_new_since,
+    on_disk,
+    typed_paths,
+)
 from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
 from ringfence_sandbox.steps.step_history import StepHistory
 from ringfence_sandbox.steps.undo_plan import DROPPED, NOT_EMPTY, Plan, Planner, ReversalOutcome
@@ -369,12 +377,30 @@ class Workspace:
             return self._shown(self._find.step(step), with_ignored)
 
     def _shown(self, record: CommitRecord, with_ignored: bool) -> ShownStep:
-        ignored = None if with_ignored else IgnoredInHistory(self._store, self.root).of(record.commit)
+        ignored = None if with_ignored else IgnoredInHistory(self._store, self.root).of(record)
         return shown_step(self._store, record, ignored)
 
     def ignored_at(self, commit: str) -> IgnoredPaths:
-        """The paths that git ignores by the ignore files that a commit has, and that git's index does not have now."""
-        return Repository(self.root).ignored(partial(self._read_at, commit))
+        """The paths that git ignores by the ignore files that a commit has, and that git's index does not have now.
+
+        So is what programs left in directories that were made since and ignore themselves now."""
+        ignored = Repository(self.root).ignored(partial(self._read_at, commit))
+        known: dict[str, Set[str]] = {}
+
+        def is_typed(path: str) -> bool:
+            with self._looking_alone():
+                tip = self._tip()
+                if tip not in known:
+                    records = itertools.takewhile(lambda record: record.commit != commit, self._store.commits())
+                    known.clear()
+                    known[tip] = typed_paths(self._store, records)
+                return path in known[tip]
+
+        return ignored.made_since(cache(partial(self._is_new_since, commit)), partial(on_disk, self.root), is_typed)
+
+    def _is_new_since(self, commit: str, directory: str) -> bool:
+        with self._looking_alone():
+            return is_new_since(self._store, commit, directory)
 
     def _read_at(self, commit: str, path: str) -> bytes | None:
         with self._looking_alone():
@@ -402,11 +428,12 @@ class Workspace:
         """
         with self._looking_alone():
             line = self._find.between(a, b)
-            ignored = None if with_ignored else self.ignored_at(line[0].commit)
+            since = None if with_ignored else IgnoredSince(self._store, Repository(self.root), line[0].commit)
             if fmt == "mbox":
                 if any(record.parent is None for record in line[1:]):
                     raise ValueError("of what was between these steps, some has been dropped: only a diff is left")
-                return mailbox(self._store, line[1:], ignored=ignored)
+                return mailbox(self._store, line[1:], ignored=since and since.in_step)
+            ignored = since and since.at(line[-1].commit, line[1:])
             return unified(self._store, line[0].commit, line[-1].commit, ignored=ignored)
 
     @property

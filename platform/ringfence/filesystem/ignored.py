@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 from ringfence.filesystem.paths import directories_above
@@ -11,6 +13,10 @@ from ringfence.filesystem.search import compiled_glob
 from ringfence.participants import Change
 
 IGNORE_FILE = ".gitignore"
+CACHE_TAG = "CACHEDIR.TAG"
+"""The name of the file that marks a directory as a cache."""
+CACHE_SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
+"""The beginning of that file, by its specification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,18 @@ def _strip_spaces(pattern: str) -> str:
     return stripped + " " if backslashes % 2 and len(stripped) < len(pattern) else stripped
 
 
+def ignores_itself(directory: str, read: Callable[[str], bytes | None]) -> bool:
+    """Whether a directory ignores all that is in it, as those of pytest, mypy, Ruff and venv do.
+
+    It has an ignore file whose one rule is ``*``, or the tag of a cache. ``read`` returns the bytes of a file, or None
+    if there is none.
+    """
+    lines = (read(f"{directory}/{IGNORE_FILE}") or b"").split(b"\n")
+    if [line.strip() for line in lines if line.strip() and not line.startswith(b"#")] == [b"*"]:
+        return True
+    return (read(f"{directory}/{CACHE_TAG}") or b"").startswith(CACHE_SIGNATURE)
+
+
 def _nothing(path: str) -> bool:
     return False
 
@@ -75,7 +93,8 @@ def _nothing(path: str) -> bool:
 class IgnoredPaths:
     """The paths of a tree that ignore files ignore and git does not track.
 
-    Rules are read when they are first needed, and then kept.
+    Rules are read when they are first needed, and then kept. With `made_since`, they also are what programs left in
+    directories that are new and ignore themselves.
     """
 
     def __init__(
@@ -87,10 +106,13 @@ class IgnoredPaths:
         base: str = "",
     ) -> None:
         """``read`` returns the bytes of a file of the repository, or None if there is none. ``tracks`` says whether
-        git's index has a path. Both get paths from the root of the repository. ``excluded`` has the rules of
-        ``.git/info/exclude``. ``base`` is the path of the tree in the repository."""
+        git's index has a path, or any path in a directory whose name ends with a "/". Both get paths from the root of
+        the repository. ``excluded`` has the rules of ``.git/info/exclude``. ``base`` is the path of the tree in the
+        repository."""
         self._read = read
         self._tracks = tracks
+        self._is_new_cache: Callable[[str], bool] = _nothing
+        self._is_typed: Callable[[str], bool] = _nothing
         self._base = f"{base}/" if base else ""
         first = parse_rules(excluded)
         self._below: dict[str, Rules | None] = {"": self._with_own(((0, first),) if first else (), "")}
@@ -101,30 +123,68 @@ class IgnoredPaths:
         """Whether the tree itself is ignored, such as a project in a home directory that is a repository."""
         return self._rules_in(self._base.rstrip("/")) is None
 
+    def made_since(
+        self,
+        is_new: Callable[[str], bool],
+        read: Callable[[str], bytes | None],
+        is_typed: Callable[[str], bool] = _nothing,
+    ) -> IgnoredPaths:
+        """Return these paths with what programs left in directories that are new and ignore themselves.
+
+        ``is_new`` says whether a directory was not there when the ignore files were read. ``read`` returns the bytes
+        of a file as it is later. ``is_typed`` says whether a file tool has written a path since: it is not ignored.
+        All of them get paths of the tree.
+        """
+
+        def is_new_cache(directory: str) -> bool:
+            is_one = is_new(directory) and ignores_itself(directory, read)
+            return is_one and not self._tracks(f"{self._base}{directory}/")
+
+        found = copy.copy(self)
+        found._is_new_cache, found._is_typed = is_new_cache, is_typed
+        return found
+
+    def of_file_tools(self) -> IgnoredPaths:
+        """Return those of these paths that count for the changes of file tools."""
+        return self.made_since(_nothing, lambda _: None)
+
+    def new_cache(self, path: str) -> str | None:
+        """Return the directory of a path, or above it, that is new and ignores itself; None if there is none."""
+        return next(self._new_caches(path, self._is_new_cache), None)
+
+    def _new_caches(self, path: str, is_new_cache: Callable[[str], bool]) -> Iterator[str]:
+        return (place for place in (*reversed([*directories_above(path)]), path) if place and is_new_cache(place))
+
     def has(self, path: str, *, is_directory: bool = False) -> bool:
         """Whether a path is ignored, and not tracked."""
+        return self._has(path, is_directory, self._is_new_cache)
+
+    def _has(self, path: str, is_directory: bool, is_new_cache: Callable[[str], bool]) -> bool:
         if not path:  # the root
             return False
+        if any(self._new_caches(path, is_new_cache)) and not self._is_typed(path):
+            return True
         path = self._base + path
         above, _, name = path.rpartition("/")
         rules = self._rules_in(above)
         return (rules is None or is_ignored(rules, path, name, is_directory=is_directory)) and not self._tracks(path)
 
-    def has_change(self, change: Change) -> bool:
-        """Whether a changed path is ignored as what it was and as what it is."""
-        versions = [version for version in (change.before, change.after) if version is not None]
-        return all(self.has(change.path, is_directory=version.kind == "directory") for version in versions)
-
     def split(self, changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
-        """Return the changes of paths that are not ignored, and those of ignored paths."""
+        """Return the changes of paths that are not ignored, and those of ignored paths.
+
+        A path is ignored as what it was and as what it is."""
         shown: list[Change] = []
         ignored: list[Change] = []
+        # One directory has thousands of changes, and is looked at once.
+        is_new_cache = cache(self._is_new_cache)
         for change in changes:
-            (ignored if self.has_change(change) else shown).append(change)
+            kinds = {version.kind == "directory" for version in (change.before, change.after) if version is not None}
+            is_ignored_one = all(self._has(change.path, is_directory, is_new_cache) for is_directory in kinds)
+            (ignored if is_ignored_one else shown).append(change)
         return shown, ignored
 
     def has_rules_at(self, path: str) -> bool:
-        """Whether a path is an ignore file with an effect: no directory above it is ignored."""
+        """Whether a path is an ignore file with an effect: no directory above it was ignored."""
         above, _, name = (self._base + path).rpartition("/")
         return name == IGNORE_FILE and self._rules_in(above) is not None
 

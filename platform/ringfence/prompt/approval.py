@@ -153,7 +153,10 @@ class ApprovalPolicy(BasePolicy):
             always = f"{tool.name} of " + ("this path" if len(keys) == 1 else "these paths")
         if isinstance(result.value, AcceptsChanges):
             result = replace(result, value=result.value.with_changes(()))  # `changes` and `ignored` have them
-        shown, ignored = (changes, ()) if self._ignored is None else self._ignored().split(changes)
+        shown, ignored = changes, ()
+        if self._ignored is not None:
+            paths = self._ignored()
+            shown, ignored = (paths if tool.opaque else paths.of_file_tools()).split(changes)
         request = ApprovalRequest(
             call.call_id,
             tool.name,

@@ -418,7 +418,7 @@ class Scans:
             return Aborted(None, None, (*notes, "the changes that were rolled back were not kept, for want of space"))
         commit = name = None
         with noting_failure(notes):
-            info = CommitInfo("aborted", datetime.now(UTC), tool, call_id)
+            info = CommitInfo("aborted", datetime.now(UTC), tool, call_id, opaque=True)
             prepared = self.store.prepare(states, info, after=before.prepared)
             commit, name = prepared.commit, keep_commit(self.store, prepared.commit)
         return Aborted(commit, name, tuple(notes))

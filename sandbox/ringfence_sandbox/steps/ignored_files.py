@@ -12,11 +12,14 @@ from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 
 from ringfence.filesystem.ignored import IgnoredPaths
+from ringfence_sandbox.store.commits import BY_PEOPLE, CommitRecord
 from ringfence_sandbox.store.history_views import LogEntry
 from ringfence_sandbox.store.store import Store
 
 GIT = ".git"
 MAX_BYTES = 1 << 30
+MAX_MARK_BYTES = 1 << 16
+"""The size above which no file marks its directory as one that ignores itself."""
 
 
 class Repository:
@@ -52,7 +55,10 @@ class Repository:
             found = read(f"{GIT}/index") if is_in_tree else None
             return (self._index,) if found is None else (self._index, _indexed(found))
 
-        return lambda path: any(index is None or path in index for index in indexes())
+        def has_any(path: str) -> bool:
+            return any(index is None or _has(index, path) for index in indexes())
+
+        return has_any
 
     @cached_property
     def _index(self) -> Collection[str] | None:
@@ -62,6 +68,10 @@ class Repository:
         if content is None:
             return () if not os.path.lexists(self._git / "index") else None
         return _indexed(content)
+
+
+def _has(index: Collection[str], path: str) -> bool:
+    return any(one.startswith(path) for one in index) if path.endswith("/") else path in index
 
 
 @lru_cache(maxsize=2)
@@ -87,15 +97,34 @@ def _found(root: Path) -> tuple[Path, Path | None]:
     return root, None
 
 
-def _content(path: Path) -> bytes | None:
-    """Return the bytes of a regular file of the host."""
+def _content(path: Path, most: int = MAX_BYTES) -> bytes | None:
+    """Return the bytes of a regular file of the host. None if it has more than ``most``."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_BYTES:
+            if stat.S_ISREG(found.st_mode) and found.st_size <= most:
                 return file.read()
     return None
+
+
+class IgnoredSince:
+    """The ignored paths after a commit: by the ignore files that it has, and what programs left since in new
+    directories that ignore themselves."""
+
+    def __init__(self, store: Store, repository: Repository, start: str) -> None:
+        self._store = store
+        self._ignored = repository.ignored(partial(file_at, store, start))
+        self._is_new = cache(partial(is_new_since, store, start))
+
+    def in_step(self, record: CommitRecord) -> IgnoredPaths:
+        """The ignored paths of what one commit changed."""
+        return self._ignored if _is_typed(record) else self.at(record.commit)
+
+    def at(self, commit: str, records: Iterable[CommitRecord] = ()) -> IgnoredPaths:
+        """The ignored paths of what ``records`` changed together, the last of them being ``commit``."""
+        typed = cache(partial(typed_paths, self._store, records))
+        return self._ignored.made_since(self._is_new, _last_read(self._store, commit), lambda path: path in typed())
 
 
 class IgnoredInHistory:
@@ -106,7 +135,7 @@ class IgnoredInHistory:
         self._repository = Repository(root)
         self._starts: dict[str, str] = {}
         """By commit, the one whose ignore files count."""
-        self._known: dict[str, IgnoredPaths] = {}
+        self._known: dict[str, IgnoredSince] = {}
         starts: dict[str, str] = {}
         records = [*store.commits()]
         for record in reversed(records):
@@ -114,23 +143,29 @@ class IgnoredInHistory:
             session = record.message.info.session_id
             self._starts[record.commit] = starts.setdefault(session, before) if session else before
 
-    def of(self, commit: str) -> IgnoredPaths:
+    def of(self, record: CommitRecord) -> IgnoredPaths:
+        return self._since(record.commit).in_step(record)
+
+    def _since(self, commit: str) -> IgnoredSince:
         start = self._starts.get(commit) or self._store.commit(commit).parent or commit
         if start not in self._known:
-            self._known[start] = self._repository.ignored(partial(file_at, self._store, start))
+            self._known[start] = IgnoredSince(self._store, self._repository, start)
         return self._known[start]
 
     def without(self, entry: LogEntry) -> LogEntry:
         if entry.kind == "baseline":
             return entry
-        hidden = self.among(entry.paths, entry.commit, entry.commit)
+        ignored = self.of(self._store.commit(entry.commit))
+        hidden = self._among(ignored, entry.paths, entry.commit, entry.commit)
         paths = tuple(path for path in entry.paths if path not in hidden)
         return replace(entry, paths=paths, ignored=len(entry.paths) - len(paths))
 
     def among(self, paths: Iterable[str], commit: str, now: str) -> Set[str]:
         """Return which of the paths are ignored by the rules for a commit. They are of ``now``, or of before it."""
-        ignored, states = self.of(commit), self._store.states
-        before = self._store.commit(commit).parent
+        return self._among(self._since(commit).at(now), paths, commit, now)
+
+    def _among(self, ignored: IgnoredPaths, paths: Iterable[str], commit: str, now: str) -> Set[str]:
+        states, before = self._store.states, self._store.commit(commit).parent
 
         def is_hidden(path: str) -> bool:
             if ignored.has(path) or not ignored.has(path, is_directory=True):
@@ -139,6 +174,38 @@ class IgnoredInHistory:
             return found is not None and found.kind == "directory"
 
         return {path for path in paths if is_hidden(path)}
+
+
+def _is_typed(record: CommitRecord) -> bool:
+    """Whether file tools made a commit, and no program, person or undo."""
+    info = record.message.info
+    return info.kind in ("step", "aborted") and not info.opaque and info.tool not in BY_PEOPLE
+
+
+def typed_paths(store: Store, records: Iterable[CommitRecord]) -> Set[str]:
+    """Return the paths that file tools changed."""
+    return {path for record in records if _is_typed(record) for path in store.step_of(record).paths}
+
+
+def is_new_since(store: Store, commit: str, directory: str) -> bool:
+    """Whether a directory was not there at a commit."""
+    return store.states.folder(commit, directory) is None
+
+
+def _last_read(store: Store, commit: str) -> Callable[[str], bytes | None]:
+    """Read files at a commit; of a directory that it removed, as they were before."""
+    before = store.commit(commit).parent
+
+    def read(path: str) -> bytes | None:
+        is_gone = before is not None and is_new_since(store, commit, path.rpartition("/")[0])
+        return file_at(store, before if is_gone and before is not None else commit, path)
+
+    return read
+
+
+def on_disk(root: str, path: str) -> bytes | None:
+    """Return the bytes of a file that may mark its directory as one that ignores itself."""
+    return _content(Path(root) / path, MAX_MARK_BYTES)
 
 
 def file_at(store: Store, commit: str, path: str) -> bytes | None:

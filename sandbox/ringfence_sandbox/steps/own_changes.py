@@ -14,14 +14,12 @@ from functools import partial
 from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.steps.text_merge import merged
-from ringfence_sandbox.store.commits import CommitRecord
+from ringfence_sandbox.store.commits import BY_PEOPLE, CommitRecord
 from ringfence_sandbox.store.entries import Entry, blob_id
 from ringfence_sandbox.store.history_views import patch_text, split_ignored
 from ringfence_sandbox.store.states import States
 from ringfence_sandbox.store.store import Store
 from ringfence_sandbox.store.trees import walk
-
-_BY_PEOPLE = frozenset({"undo", "restore"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ def own_changes(
 
 def _is_own(record: CommitRecord, sessions: Collection[str]) -> bool:
     info = record.message.info
-    return info.kind == "step" and (info.session_id in sessions or info.tool in _BY_PEOPLE)
+    return info.kind == "step" and (info.session_id in sessions or info.tool in BY_PEOPLE)
 
 
 class _Replay:

@@ -87,6 +87,7 @@ class StepHistory(History):
             receipt.session_id,
             receipt.receipt_id,
             client=receipt.client,
+            opaque=isinstance(changed, ScannedFiles),
         )
         steps: list[PreparedStep] = []
         if isinstance(changed, ScannedFiles):

@@ -14,6 +14,8 @@ from ringfence_sandbox.store.trees import Folder
 
 CommitKind: TypeAlias = Literal["baseline", "step", "external", "aborted"]
 
+BY_PEOPLE = frozenset({"undo", "restore"})
+"""The tools of steps that bring back earlier states."""
 _PLAIN = re.compile(r'[^\x00-\x1f\x7f"\ud800-\udfff\u2028\u2029]*')
 MOST_PATHS = 200
 """More are not listed in a message; what lists them is a comparison with the step before."""
@@ -38,6 +40,8 @@ class CommitInfo:
     client: str = ""
     begun: str = ""
     """Tells an aborted call from others of the same id."""
+    opaque: bool = False
+    """Whether programs could change files in the call."""
 
 
 REPLACED = "another directory"
@@ -99,6 +103,7 @@ def format_message(info: CommitInfo, number: int | None, changed: Sequence[tuple
         "Receipt-Id": info.receipt_id,
         "Client": info.client,
         "Begun": info.begun,
+        "Opaque": "yes" if info.opaque else "",
         "Created-At": info.created_at.astimezone(UTC).isoformat(),
         "Title": info.title,
         "Paths": str(len(changed)),
@@ -157,6 +162,7 @@ def parse_message(message: bytes) -> ParsedMessage:
             get("Title", ""),
             get("Client", ""),
             get("Begun", ""),
+            get("Opaque") == "yes",
         )
         count = int(trailers["Paths"])
         listed = [_read(line[2:]) for line in blocks[0].split("\n")] if len(blocks) > 1 and count <= MOST_PATHS else []

@@ -138,9 +138,15 @@ def patch_text(changes: Iterable[Change], before: Callable[[str], bytes], after:
     return patch_of(_applicable(changes)[0], before, after)
 
 
-def mailbox(store: Store, records: Sequence[CommitRecord], *, ignored: IgnoredPaths | None = None) -> Export:
-    """The commits, oldest first, each as a mail; one that changed nothing that a patch can hold has none."""
-    found = [(record, unified(store, record.parent, record.commit, ignored=ignored)) for record in records]
+def mailbox(
+    store: Store, records: Sequence[CommitRecord], *, ignored: Callable[[CommitRecord], IgnoredPaths] | None = None
+) -> Export:
+    """The commits, oldest first, each as a mail; one that changed nothing that a patch can hold has none. ``ignored``
+    returns the ignored paths of a commit."""
+    found = [
+        (record, unified(store, record.parent, record.commit, ignored=ignored and ignored(record)))
+        for record in records
+    ]
     patches = [(record, patch.text) for record, patch in found if patch.text]
     mails = (_mail(store, record, text, n, len(patches)) for n, (record, text) in enumerate(patches, 1))
     left_out, hidden = set[str](), set[str]()
