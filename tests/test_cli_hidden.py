@@ -14,6 +14,7 @@ import pytest
 from command_line import ringfence
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters
+from store_bytes import store_bytes
 
 from ringfence.filesystem import HiddenFiles
 from ringfence.testing import held_call
@@ -56,12 +57,8 @@ def run(tree: Path, *options: str, turns: tuple[Mapping[str, Any], ...] = (READS
 
 def written(tree: Path) -> bytes:
     """All that a run left: its outputs, and the store with every object of it."""
-    git = ["git", "-C", os.path.join(store_directory(tree), "history")]
-    objects = subprocess.run(
-        [*git, "cat-file", "--batch-all-objects", "--batch"], capture_output=True, check=False
-    ).stdout
-    stored = [path for path in Path(store_directory(tree)).rglob("*") if path.is_file()]
-    return objects + b"".join(path.read_bytes() for path in [*stored, *tree.parent.glob("re*"), tree.parent / "patch"])
+    outputs = [*tree.parent.glob("re*"), tree.parent / "patch"]
+    return store_bytes(store_directory(tree)) + b"".join(path.read_bytes() for path in outputs)
 
 
 @pytest.mark.parametrize("workspace", ["disk", "memory"])
@@ -161,7 +158,5 @@ def test_a_killed_call_that_moved_a_hidden_file_is_rolled_back(tree: Path) -> No
         assert workspace.filesystem.hidden_paths == (".env", "private")
     assert (tree / "private/note.txt").read_bytes() == NOTE
     assert not (tree / "made").exists()
-    objects = ["git", "-C", str(store / "history"), "cat-file", "--batch-all-objects", "--batch"]
-    everything = subprocess.run(objects, capture_output=True, check=True).stdout
-    assert SECRET not in everything
-    assert NOTE not in everything
+    for secret in (SECRET, NOTE):
+        assert secret not in store_bytes(store)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from captured_tree import capture_tree, shape
+from store_bytes import store_bytes
 
 from ringfence import Binding, Filesystem, Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
@@ -59,13 +60,6 @@ def workspace(root: Path) -> Iterator[Workspace]:
 @pytest.fixture
 def files(workspace: Workspace) -> HostFilesystem:
     return workspace.filesystem
-
-
-def stored(store: Path) -> bytes:
-    """All that a store has: its files as they are, and the content of all of its objects."""
-    git = ["git", "-C", str(store / "history")]
-    every = subprocess.run([*git, "cat-file", "--batch-all-objects", "--batch"], capture_output=True, check=False)
-    return every.stdout + b"".join(path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file())
 
 
 def assert_no_secret(*texts: object) -> None:
@@ -229,7 +223,7 @@ def test_tools_say_that_a_file_is_there_and_hidden_and_tell_nothing_of_it(
     assert agent("read_file", file_path="app/main.py") == "committed"
     assert agent("edit_file", file_path="app/main.py", old_string="shown", new_string="hidden") == "committed"
     assert_no_secret(*agent.answers, workspace.diff(0), [workspace.show(step.number) for step in workspace.steps()])
-    assert_no_secret(stored(root.parent / "store"))
+    assert_no_secret(store_bytes(root.parent / "store"))
 
 
 ESCAPES = {
@@ -255,11 +249,11 @@ def test_what_a_program_does_to_hidden_files_is_denied_and_rolled_back(
     agent, before = Agent(files), shape(root)
     outcome = agent("run", text=f"{ESCAPES[name]}; echo done > done.txt")
     assert outcome == "denied"
-    kept = {"change", "replace", "remove", "remove its directory"}  # nobody has a copy of these
+    kept = {"change", "replace", "remove", "remove its directory", "make one", "make a key"}  # nobody has a copy
     if name not in kept:
         assert shape(root) == before
     assert not (root / "done.txt").exists()
-    assert_no_secret(*agent.answers, stored(root.parent / "store"))
+    assert_no_secret(*agent.answers, store_bytes(root.parent / "store"))
     assert workspace.steps() == []
 
 
@@ -280,7 +274,7 @@ def test_what_comes_later_is_hidden_too(files: HostFilesystem, root: Path) -> No
     assert "app/id_rsa" in files.hidden_paths
     (root / "app/.env.local").rename(root / "app/renamed")
     assert agent("read_file", file_path="app/renamed") != "committed"
-    assert_no_secret(*agent.answers, stored(root.parent / "store"))
+    assert_no_secret(*agent.answers, store_bytes(root.parent / "store"))
 
 
 def test_a_number_that_an_inode_gets_again_is_not_hidden(files: HostFilesystem, root: Path) -> None:
@@ -367,7 +361,7 @@ def test_a_copy_in_memory_lacks_what_is_hidden(root: Path) -> None:
     copy.apply(copy.own_changes().changes)
     assert (root / "made.txt").read_text() == "x"
     assert {path: (root / path).read_bytes() for path in before} == before
-    assert_no_secret(*agent.answers, stored(root.parent / "store"), json.dumps(HIDDEN).encode())
+    assert_no_secret(*agent.answers, store_bytes(root.parent / "store"), json.dumps(HIDDEN).encode())
 
 
 def test_the_values_of_hidden_files_are_masked_wherever_they_are_read(root: Path) -> None:

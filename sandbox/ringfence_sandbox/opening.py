@@ -72,10 +72,12 @@ class Opened:
             if not read_only:
                 place = self.store = made_outside(self.root, place)
                 self._open_to_change(place, only_this_host, limits or DEFAULT_LIMITS, progress or no_progress)
-            if rule := rule_of(place, hide, writable=not read_only):
-                self.hidden = HiddenTree(self.files, rule)
+            rule = rule_of(place, hide, writable=not read_only)
+            # What a recovery has brought back is looked for again.
+            if self.hidden is None or self.hidden.rule != rule or self.recovered is not None:
+                self.hidden = None if rule is None else HiddenTree(self.files, rule)
             if self.history is not None:
-                self.history.hidden = self.hidden  # the recovery knows what was hidden then
+                self.history.hidden = self.hidden
             self.transactions = Transactions(
                 self.files,
                 self.can,
@@ -105,6 +107,9 @@ class Opened:
         self.history.progress = progress
         self.history.replaced = is_replaced
         record_root(self.root, store, opened=True)
+        # A recovery goes by what was hidden when the call was killed.
+        if (rule := rule_of(store, None, writable=False)) is not None:
+            self.history.hidden = self.hidden = HiddenTree(self.files, rule)
         recovery = Recovery(
             self.files,
             self.can,

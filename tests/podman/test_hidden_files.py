@@ -103,8 +103,6 @@ CHANGES = {
 DENIED = {
     "move its directory": "mv app elsewhere",
     "exchange its directory": "mv app elsewhere; mkdir app; cp elsewhere/main.py app",
-    "make one": "mkdir new; echo x > new/.env",
-    "make a key": "echo '-----BEGIN PRIVATE KEY-----' > app/new.pem",
 }
 
 
@@ -114,6 +112,10 @@ def test_no_command_changes_a_hidden_file_and_what_would_move_or_make_one_is_den
             before = {path: found for path, found in shape(root).items() if path}
             assert call(command)[0] == expected, name
             assert {path: found for path, found in shape(root).items() if path} == before, name
+    made = "mkdir new; echo x > new/.env; echo '-----BEGIN PRIVATE KEY-----' > app/new.pem; echo x > new/shown"
+    before = shape(root).keys()
+    assert call(made)[0] == "denied"
+    assert shape(root).keys() - before == {"new", "new/.env", "app/new.pem"}, "a person may have made them"
     assert call("cat app/.env.local .env; echo made > made.txt")[0] == "committed"
 
 

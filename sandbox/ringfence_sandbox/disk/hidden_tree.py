@@ -110,18 +110,30 @@ class HiddenTree:
         """A scan begins, which calls `sees` for all that there is."""
         self._paths = {}
 
-    def sees(self, directory: int, name: str, path: str, found: os.stat_result) -> bool:
-        """Whether the path, which is in no hidden directory, is hidden; if it is, it is remembered."""
+    def sees(
+        self,
+        directory: int,
+        name: str,
+        path: str,
+        found: os.stat_result,
+        is_spared: Callable[[os.stat_result], bool] = lambda found: False,
+    ) -> bool:
+        """Whether the path, which is in no hidden directory, is hidden; if it is, it is remembered. What ``is_spared``
+        is not hidden, whatever its path."""
         if stat.S_ISLNK(found.st_mode):
             if self.rule.hides(path):
                 with suppress(OSError):
                     led_to = self._files.find(path)
+                    if led_to.stat is None or is_spared(led_to.stat):
+                        return False
                     if led_to.is_file or (led_to.place and led_to.is_directory and self.rule.globs):
                         self._note(led_to.place, led_to.stat)
             return False
         is_directory = stat.S_ISDIR(found.st_mode)
         head = partial(_head, directory, name, path)
         if not self.rule.hides(path, head, is_directory=is_directory) and not self._is_known(found):
+            return False
+        if is_spared(found):
             return False
         self._note(path, found)
         return True

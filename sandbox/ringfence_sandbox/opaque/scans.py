@@ -211,27 +211,27 @@ class Scans:
     def after(self, before: Before) -> After:
         """Look at the tree again. What is new is stored, up to a bound and while there is space.
 
-        What was hidden before the call still is. What has got a hidden name in the call is the call's, and can be
-        rolled back like all else.
+        What was hidden before the call still is, and what has come to be hidden since is not stored either. A file that
+        was not hidden and that has been moved to a hidden path is no secret: the store has it.
         """
         self._keep_root_open(before.commit)
         keeper = _Keeper(self.store, before.room)
-        found = self.history.scan(before.commit, keeper.keep, hides=self._hidden_before(before))
+        found = self.history.scan(before.commit, keeper.keep, hides=self._hides_since(before))
         keeper.flush()
         differing = self._without_outer_names(before, sorted(self._differing(before, found), key=lambda one: one.path))
         self.history.stand_for(before.commit, [*differing, *(Difference(path, None, None) for path in found.excluded)])
         return After(found, differing)
 
-    def _hidden_before(self, before: Before) -> Hides:
-        """Whether something was hidden before a call, by its path or by its inode. What has become hidden is noted."""
-        left = {path: left for path, left in before.left.items() if left.reason == "hidden"}
-        inodes = {one.inode for one in left.values()}
-        tree = self.history.hidden
+    def _hides_since(self, before: Before) -> Hides:
+        """Whether something was hidden before a call, by its path or by its inode, or has come to be hidden since."""
+        left, tree = before.hidden, self.history.hidden
+        by_inode = {one.inode: one for one in left.values()}
 
         def hides(directory: int, name: str, path: str, found: os.stat_result) -> bool:
-            if tree is not None:
-                tree.sees(directory, name, path, found)
-            return path in left or found.st_ino in inodes
+            known = by_inode.get(found.st_ino)
+            was_hidden = path in left or (known is not None and known.is_at(found))
+            is_hidden = tree is not None and tree.sees(directory, name, path, found, before.has_stored)
+            return was_hidden or is_hidden
 
         return hides
 

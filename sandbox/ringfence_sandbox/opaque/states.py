@@ -68,6 +68,24 @@ class Before:
     room: int = 0
     """How many bytes may be kept of what the call makes, should it be taken back: of what the disk had left before the
     call, which a rollback needs where the tree is on it, too."""
+    _by_inode: dict[int, Stamp] | None = field(default=None, init=False)
+
+    @property
+    def hidden(self) -> Mapping[str, ExcludedFile]:
+        """What was hidden, by path."""
+        return {path: left for path, left in self.left.items() if left.reason == "hidden"}
+
+    def has_stored(self, found: os.stat_result) -> bool:
+        """Whether this was in the tree and was not hidden, at whatever path. A file that has been written to since is
+        another one; so it is where nobody knows, as may be after a crash."""
+        if self._by_inode is None:
+            known = [stamp for path, stamp in self.stamps.items() if path not in self.hidden]
+            known += [stamp for names in self.known.values() for stamp in names.values()]
+            self._by_inode = {stamp[0]: stamp for stamp in known}
+        stamp = self._by_inode.get(found.st_ino)
+        if stamp is None:
+            return False
+        return stat.S_ISDIR(found.st_mode) or stamp[1:3] == (found.st_size, found.st_mtime_ns)
 
     def inode(self, path: str) -> int | None:
         """The inode at a path; None where it is not known, as may be after a crash."""

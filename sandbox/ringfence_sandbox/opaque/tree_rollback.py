@@ -59,6 +59,8 @@ class TreeRollback:
         """Of directories that somebody else has changed, the time that stays."""
         self._names: dict[int, list[str]] = {}
         """By link number, all paths that are to be names of one file."""
+        self._staying: set[str] = set()
+        """Paths of what is hidden and new. There is no copy of it, and somebody else may have made it."""
         self._restore = Restore(
             files, renames, hold, DirectoryTimes(files), make=self._make, finish=self._finish, discard=True
         )
@@ -68,10 +70,16 @@ class TreeRollback:
     # -- what is to be brought back
 
     def _choose(self) -> None:
+        self._staying = {path for path in self._after.found.excluded if self._stays(path)}
+        above = {one for path in self._staying for one in directories_above(path)}
         for item in self._all():
             path, wanted, now = item
             here = self._files.look(path)
-            if self._was_left_out(path, here):
+            if path in self._staying or self._was_left_out(path, here):
+                continue
+            if path in above and not is_directory(wanted):
+                if wanted is not None:
+                    self._report.conflicts.add(path)
                 continue
             if self._judge(item, here) and self._is_as_seen(path, now, here):
                 self.items[path] = item
@@ -85,6 +93,19 @@ class TreeRollback:
                 else:
                     self._report.conflicts.add(path)
 
+    def _stays(self, path: str) -> bool:
+        """Whether something is hidden that was not there before the call, or is what was hidden at a path for which
+        somebody has saved something else."""
+        if self._after.found.excluded[path] != "hidden" or path in self.before.left:
+            return False
+        here = self._files.look(path)
+        homes = [(at, left) for at, left in self.before.hidden.items() if here is not None and left.is_at(here)]
+        return here is not None and all(self._is_saved_anew(at, left) for at, left in homes)
+
+    def _is_saved_anew(self, path: str, left: ExcludedFile) -> bool:
+        here = self._files.look(path)
+        return here is not None and not left.is_at(here) and not self.before.paths_of({here.st_ino})
+
     def _all(self) -> Iterator[Difference]:
         known = {item.path for item in self._after.differing}
         yield from self._after.differing
@@ -94,8 +115,8 @@ class TreeRollback:
         for path, left in self.before.left.items():
             here = self._files.look(path)
             if path not in known and here is not None and not left.is_at(here):
-                if left.reason == "hidden" and not self.before.paths_of({here.st_ino}):
-                    continue  # somebody has saved it anew, as editors do: there is no other copy
+                if left.reason == "hidden" and self._is_saved_anew(path, left):
+                    continue  # as editors do: there is no other copy
                 yield Difference(path, None, None)
 
     def _is_as_seen(self, path: str, now: Entry | None, here: os.stat_result | None) -> bool:
@@ -160,6 +181,8 @@ class TreeRollback:
             raise report.errors[0]
         for path, left in self.before.left.items():
             self._say_left(path, left, path in was_there)
+        for path in sorted(self._staying):
+            self._note(f"{path} is hidden: it stays as it is, and no history has it")
         return report
 
     def _is_at(self, path: str, left: ExcludedFile) -> bool:

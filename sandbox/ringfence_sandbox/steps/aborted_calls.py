@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 from ringfence.participants import Change, FileVersion
@@ -30,8 +30,10 @@ def keep_commit(store: Store, commit: str) -> str:
     return name
 
 
-def keep_typed(store: Store, files: Confined, changed: TypedChanges, call: RolledBackCall) -> list[str]:
-    """Keep what a typed call has changed, once; what was not kept, in words.
+def keep_typed(
+    store: Store, files: Confined, changed: TypedChanges, call: RolledBackCall, hides: Callable[[str], bool]
+) -> list[str]:
+    """Keep what a typed call has changed, once, but for what is hidden now; what was not kept, in words.
 
     Raises:
         OSError: a file could not be read, or the store not be written.
@@ -39,7 +41,7 @@ def keep_typed(store: Store, files: Confined, changed: TypedChanges, call: Rolle
     newest = next(reversed(store.aborted().values()), None)
     if store.tip is None or (newest is not None and store.commit(newest).message.info.begun == call.begun):
         return []
-    states = _States(store, store.tip, files, changed)
+    states = _States(store, store.tip, files, changed, hides)
     info = CommitInfo("aborted", datetime.now(UTC), call.tool, call.call_id, begun=call.begun)
     prepared = store.prepare(dict(states.each()), info)
     if prepared.changed:
@@ -50,13 +52,16 @@ def keep_typed(store: Store, files: Confined, changed: TypedChanges, call: Rolle
 class _States:
     """What a typed call left at each path that differs from the newest commit; ``notes`` are about what is too much."""
 
-    def __init__(self, store: Store, tip: str, files: Confined, changed: TypedChanges) -> None:
+    def __init__(
+        self, store: Store, tip: str, files: Confined, changed: TypedChanges, hides: Callable[[str], bool]
+    ) -> None:
         self.notes: list[str] = []
         self._store = store
         self._states = store.states
         self._tip = tip
         self._files = files
         self._changed = changed
+        self._hides = hides
         self._moved = {one.before.content_hash: one.path for one in changed.changes if one.before is not None}
         self._room = KEPT_BYTES
 
@@ -77,7 +82,7 @@ class _States:
 
     def _state(self, change: Change, after: FileVersion) -> Entry | None:
         found = self._changed.found(change.path) or self._files.look(change.path)
-        if found is None:
+        if found is None or self._hides(change.path):  # somebody else has put it there meanwhile
             return None
         if after.kind == "directory":
             return Entry("directory", Meta.of(found))

@@ -136,7 +136,10 @@ class StepHistory(History):
             self.last = step
 
     def rolling_back(self, changed: TypedChanges, call: RolledBackCall) -> Sequence[str]:
-        return keep_typed(self.store, self._files, changed, call)
+        return keep_typed(self.store, self._files, changed, call, self._hides)
+
+    def _hides(self, path: str) -> bool:
+        return self.hidden is not None and self.hidden.hides(path)
 
     def damage(self) -> Sequence[str]:
         return () if self.store.damage is None else [self.store.damage]
