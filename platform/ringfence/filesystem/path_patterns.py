@@ -20,7 +20,15 @@ def folded(path: str) -> str:
 
 
 def covering(patterns: Iterable[str]) -> Matches:
-    """Whether a path, or a directory above it, matches one of these."""
+    """Whether a path, or a directory above it, matches one of these.
+
+    Raises:
+        PromptValidationError: a pattern that no path can match, and which would so protect nothing.
+    """
+    return _covering([_checked(pattern) for pattern in patterns])
+
+
+def _covering(patterns: Iterable[str]) -> Matches:
     tests = [test for pattern in patterns for test in _tests(pattern)]
 
     def covers(path: str) -> bool:
@@ -31,7 +39,7 @@ def covering(patterns: Iterable[str]) -> Matches:
 
 def covering_any_case(patterns: Sequence[str]) -> Matches:
     """`covering`, whatever the case and the accents; also as it is, since ``[!a-z]`` and ``?`` may mean less then."""
-    covers, covers_folded = covering(patterns), covering([folded(pattern) for pattern in patterns])
+    covers, covers_folded = covering(patterns), _covering([folded(pattern) for pattern in patterns])
     return lambda path: covers(path) or covers_folded(folded(path))
 
 
@@ -47,7 +55,7 @@ def each_name(patterns: Iterable[str], *, besides: Iterable[str]) -> Matches:
     return covers
 
 
-def _tests(pattern: str) -> Iterator[Matches]:
+def _checked(pattern: str) -> str:
     if ALTERNATIVES.search(pattern) is not None:  # it would match nothing, and so deny nothing
         message = f"braces are not expanded in {pattern!r}: give each alternative a pattern of its own"
         raise PromptValidationError(f"{message} (a brace itself is \\{{)", placeholder=pattern)
@@ -62,6 +70,10 @@ def _tests(pattern: str) -> Iterator[Matches]:
             first, last = empty
             message = f"no character is in the range {first}-{last} of {pattern!r}: write {last}-{first}"
             raise PromptValidationError(message, placeholder=pattern)
+    return pattern
+
+
+def _tests(pattern: str) -> Iterator[Matches]:
     try:
         yield path_filter(pattern)
         if pattern.endswith("/**") and pattern.strip("/*"):
