@@ -329,8 +329,9 @@ def test_secrets_are_masked_in_a_question(files: Filesystem) -> None:
 def test_a_question_shows_text_with_a_nul_as_text_and_its_secrets_masked(files: Filesystem) -> None:
     agent = Agent(files, lambda request: YES)
     agent.session = Session(secrets=Secrets({"TOKEN": "correct horse battery"}))
-    assert agent.put(content="new\0 line, and correct horse battery\n").success
-    assert b"-old\n+new\\x00 line, and [TOKEN]\n" in agent.asked[0].diff
+    files.write("a", "it is \0 correct horse battery\n")
+    assert agent.put(content="it is \0 new\n").success
+    assert b"-it is \\x00 [TOKEN]\n+it is \\x00 new\n" in agent.asked[0].diff
 
 
 @pytest.mark.parametrize("shares", ["session", "files"])

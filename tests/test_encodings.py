@@ -197,3 +197,9 @@ def test_encodings_have_the_names_that_python_has_for_them() -> None:
     assert [check_encoding(name) for name in ("UTF8", "latin-1", "utf_16", "SJIS")] == [
         "utf-8", "iso8859-1", "utf-16", "shift_jis",
     ]  # fmt: skip
+
+
+def test_a_read_behind_the_end_makes_no_line_known(files: Filesystem, executor: ToolExecutor) -> None:
+    files.write_bytes("a.txt", b"caf\xe9\n")
+    assert answer(executor, "read_file", file_path="a.txt", offset=5)[0]
+    assert not answer(executor, "write_file", file_path="a.txt", content="x")[0]

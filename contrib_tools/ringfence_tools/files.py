@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import mimetypes
 import re
 from collections.abc import Callable, Iterable
@@ -13,7 +12,6 @@ from typing import Any, Literal
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.edits import replace_exact
 from ringfence.filesystem.encodings import BEGINNING_BYTES, WideEncoding, check_encoding, wide_encoding
-from ringfence.filesystem.patch import split_lines
 from ringfence.filesystem.paths import display_path, escape_path
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_WRITE_LENGTH, FileEntry, Filesystem
 from ringfence.prompt.tool import ContentOf, Itself, Tool, ToolContext, Written
@@ -129,7 +127,7 @@ class FileText:
         return self.limit
 
     def lines_shown(self) -> tuple[range, int] | None:
-        if not self.limit:
+        if self.size_bytes is not None:
             return None  # a binary file is known by its hash
         return range(self.offset, self.offset + self.count_whole()), self.total_lines
 
@@ -460,18 +458,19 @@ def _show_unusual_file(
     filesystem: Filesystem, path: str, offset: int, limit: int, context: ToolContext
 ) -> ToolResult[FileText]:
     """Return a file that is not UTF-8 as an answer: lines with escapes or, for a binary file, its size and hash."""
-    content = filesystem.read_bytes(path).content
-    encoding = wide_encoding(content[:BEGINNING_BYTES], whole=len(content) <= BEGINNING_BYTES)
+    beginning = filesystem.read_bytes(path, limit=BEGINNING_BYTES)
+    encoding = wide_encoding(beginning.content, whole=not beginning.truncated)
     if encoding is not None:
         with suppress(ToolValidationError):  # its beginning misled
             return _show_decoded(filesystem, path, offset, limit, encoding, context)
-    if b"\0" not in content:
-        lines = split_lines(content)
-        window = b"".join(lines[offset : offset + limit])
-        text = window.decode(errors="backslashreplace")
-        return _show_lines(path, text, offset, len(lines), context, (NOT_UTF8,))
+    if b"\0" not in beginning.content:
+        # This encoding has one character for each byte, so the lines are those of any other one.
+        read = filesystem.read(path, offset=offset, limit=limit, encoding="latin-1")
+        if "\0" not in read.content:
+            text = read.content.encode("latin-1").decode(errors="backslashreplace")
+            return _show_lines(path, text, offset, read.total_lines, context, (NOT_UTF8,))
     kind = mimetypes.guess_type(path)[0] or ""
     kind = "binary" if kind.startswith("text/") else kind or "binary"
-    digest = hashlib.sha256(content).hexdigest()
-    value = FileText(escape_path(path), "", 0, 0, 0, kind=kind, size_bytes=len(content), sha256=digest)
+    digest, size = filesystem.content_hash(path), beginning.size_bytes
+    value = FileText(escape_path(path), "", 0, 0, 0, kind=kind, size_bytes=size, sha256=digest)
     return ToolResult.ok(value, f"{escape_path(path)} is not text")

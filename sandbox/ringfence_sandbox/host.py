@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import stat
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Literal
 
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.edits import line_window
+from ringfence.filesystem.line_stream import stream_window
 from ringfence.filesystem.memory import moment
 from ringfence.filesystem.paths import below_root, check_link_target, normalise, os_error
 from ringfence.filesystem.protocol import (
     MAX_GREP_MATCHES,
+    READ_ENTIRE_FILE,
     FileEntry,
     FileStat,
     FilesystemSnapshot,
@@ -46,7 +48,7 @@ from ringfence.participants import (
     Transactional,
 )
 from ringfence_sandbox.disk.call_process import CallProcess
-from ringfence_sandbox.disk.confined import Confined, Found, is_reserved, open_file, sha256_of
+from ringfence_sandbox.disk.confined import Confined, Found, Pieces, is_reserved, open_file, sha256_of
 from ringfence_sandbox.disk.kernel import Abilities, birth_ns
 from ringfence_sandbox.disk.listing import Listing, read_text
 from ringfence_sandbox.disk.outputs import KeptOutputs, is_output
@@ -258,20 +260,33 @@ class HostFilesystem(Transactional):
 
     def read(self, path: str, *, offset: int = 0, limit: int | None = None, encoding: str = "utf-8") -> ReadResult:
         normal = normalise(path)
-        place, content, found = self._content(normal)
-        text, returned, total = line_window(content, offset, limit, encoding, normal)
-        if text or not content:
-            self._note_read(place, content, found)
+        place, content, found = self._content(normal, whole=limit == READ_ENTIRE_FILE)
+        if content is None:
+            with self._streamed(place) as (pieces, found):
+                text, returned, total = stream_window(pieces, offset, limit, encoding, normal)
+                if text or not pieces.size:
+                    self._note_read(place, pieces.sha256, found)
+        else:
+            text, returned, total = line_window(content, offset, limit, encoding, normal)
+            if text or not content:
+                self._note_read(place, content, found)
         return ReadResult(text, normal, total, offset, returned, offset + returned < total)
 
     def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
         check_bytes_asked(offset, limit)
         normal = normalise(path)
-        place, content, found = self._content(normal)
-        size = len(content)
-        part = content[offset : None if limit is None else offset + limit]
-        if part or not content:
-            self._note_read(place, content, found)
+        place, content, found = self._content(normal, whole=not offset and limit is None)
+        if content is None:
+            with self._streamed(place) as (pieces, found):
+                part = _part(pieces, offset, limit)
+                size = pieces.size
+                if part or not size:
+                    self._note_read(place, pieces.sha256, found)
+        else:
+            size = len(content)
+            part = content[offset : None if limit is None else offset + limit]
+            if part or not content:
+                self._note_read(place, content, found)
         return ReadBytesResult(part, normal, size, offset, len(part), offset + len(part) < size)
 
     def readlink(self, path: str) -> str:
@@ -539,13 +554,17 @@ class HostFilesystem(Transactional):
             raise os_error(errno.EISDIR, normal)
         return found
 
-    def _content(self, normal: str) -> tuple[str, bytes, os.stat_result]:
+    def _content(self, normal: str, *, whole: bool) -> tuple[str, bytes | None, os.stat_result]:
+        """Where a path leads to, its content, and its stat from before. The content is None for a large file, unless
+        the ``whole`` of it is read."""
+        read: Callable[[str], tuple[bytes | None, os.stat_result]]
+        read = self._files.read_file if whole else self._files.read_short
         if (kept := self._kept_output(normal)) is not None:
             return normal, *kept
         self._opened.check_open()
         if normal and not is_reserved(normal):
             try:
-                content, found = self._files.read_file(normal)
+                content, found = read(normal)
             except OSError:  # a link is on the way, or the careful look says what is wrong
                 pass
             else:
@@ -554,19 +573,41 @@ class HostFilesystem(Transactional):
                 return normal, content, found
         place = self._file(normal).place
         try:
-            return place, *self._files.read_file(place)
+            content, found = read(place)
+        except OSError as error:
+            raise relinked(place, error) from None
+        return place, content, found
+
+    @contextmanager
+    def _streamed(self, place: str) -> Generator[tuple[Pieces, os.stat_result]]:
+        try:
+            with self._files.streamed(place) as (pieces, found):
+                yield pieces, found
         except OSError as error:
             raise relinked(place, error) from None
 
     def _kept_output(self, normal: str) -> tuple[bytes, os.stat_result] | None:
         return None if self._opened.outputs is None else self._opened.outputs.read(normal)
 
-    def _note_read(self, place: str, content: bytes, found: os.stat_result) -> None:
+    def _note_read(self, place: str, content: bytes | str, found: os.stat_result) -> None:
+        """Note a read for the running call. ``content`` is what the file has, or the sha256 of it."""
         call = self._current_call()
         if call is not None and not call.sealed:
-            sha256 = hashlib.sha256(content).hexdigest()
+            sha256 = content if isinstance(content, str) else hashlib.sha256(content).hexdigest()
             call.note_read(self.lock, place, sha256)
             self._transactions.undo.read_set.note(call, place, found, sha256)
+
+
+def _part(pieces: Iterable[bytes], offset: int, limit: int | None) -> bytes:
+    """Bytes ``offset`` to ``offset + limit`` of the pieces. All of them are consumed."""
+    parts: list[bytes] = []
+    at, end = 0, None if limit is None else offset + limit
+    for piece in pieces:
+        start, stop = max(offset - at, 0), None if end is None else max(end - at, 0)
+        if part := piece[start:stop]:
+            parts.append(part)
+        at += len(piece)
+    return b"".join(parts)
 
 
 def _prefix(normal: str) -> str:

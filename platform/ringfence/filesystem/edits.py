@@ -374,13 +374,8 @@ def line_window(
     Raises:
         ValueError: The window is bad, the encoding is unknown, or bytes do not decode. The message names ``path``.
     """
-    if offset < 0:
-        raise ValueError(f"offset counts lines from 0, it cannot be {offset}")
-    if limit is not None and limit < READ_ENTIRE_FILE:
-        raise ValueError(f"limit is a number of lines, or {READ_ENTIRE_FILE} for all of them; it cannot be {limit}")
-    if limit is None:
-        limit = DEFAULT_READ_LIMIT
-    if _ends_lines_with_newline_bytes(encoding):
+    limit = check_window(offset, limit)
+    if ends_lines_with_newline_bytes(encoding):
         newlines = count_newlines(content) if newlines is None else newlines
         total = (newlines[-1] + (content[-1] != _NEWLINE)) if content else 0
         end = total if limit == READ_ENTIRE_FILE else min(offset + limit, total)
@@ -392,6 +387,15 @@ def line_window(
     lines = [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
     window = lines[offset:] if limit == READ_ENTIRE_FILE else lines[offset : offset + limit]
     return "".join(window), len(window), len(lines)
+
+
+def check_window(offset: int, limit: int | None) -> int:
+    """Return the limit of a window. Raises ValueError for a bad one."""
+    if offset < 0:
+        raise ValueError(f"offset counts lines from 0, it cannot be {offset}")
+    if limit is not None and limit < READ_ENTIRE_FILE:
+        raise ValueError(f"limit is a number of lines, or {READ_ENTIRE_FILE} for all of them; it cannot be {limit}")
+    return DEFAULT_READ_LIMIT if limit is None else limit
 
 
 def _line_start(content: bytes, newlines: Sequence[int], line: int) -> int:
@@ -408,7 +412,7 @@ def _line_start(content: bytes, newlines: Sequence[int], line: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _ends_lines_with_newline_bytes(encoding: str) -> bool:
+def ends_lines_with_newline_bytes(encoding: str) -> bool:
     try:
         return "a\nb".encode(encoding) == b"a\nb"
     except LookupError as error:
@@ -419,10 +423,12 @@ def _decoded(content: bytes, encoding: str, path: str) -> str:
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
-        bad = content[error.start]
-        raise ValueError(
-            f"{escape_path(path)} is not {encoding} text (byte 0x{bad:02x}): read_bytes reads it as it is"
-        ) from error
+        raise decoding_error(error, encoding, path) from error
+
+
+def decoding_error(error: UnicodeDecodeError, encoding: str, path: str) -> ValueError:
+    bad = error.object[error.start]
+    return ValueError(f"{escape_path(path)} is not {encoding} text (byte 0x{bad:02x}): read_bytes reads it as it is")
 
 
 def read_host_text(path: Path) -> str:

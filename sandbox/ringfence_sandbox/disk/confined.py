@@ -11,7 +11,8 @@ import hashlib
 import os
 import re
 import stat
-from contextlib import closing
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from ringfence.filesystem.paths import os_error, outside
@@ -27,6 +28,9 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _SHORT = 1000
 """So many characters, however they are encoded, are a path that one system call takes."""
 CHUNK_BYTES = 1 << 26
+STREAMED_BYTES = 1 << 20
+"""A longer file is read in pieces where a part of it is asked for, or its hash."""
+PIECE_BYTES = 1 << 18
 UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 """What says that a path leads to nothing, or along a link."""
 
@@ -167,6 +171,52 @@ class Confined:
         with self.parent(place) as (directory, name):
             return read_file(directory, name, place)
 
+    def read_short(self, place: str) -> tuple[bytes | None, os.stat_result]:
+        """The same, but None in the place of more than `STREAMED_BYTES`."""
+        with self.parent(place) as (directory, name):
+            found = os.lstat(name, dir_fd=directory)
+            if stat.S_ISREG(found.st_mode) and found.st_size > STREAMED_BYTES:
+                return None, found
+            return read_file(directory, name, place, found)
+
+    def hash_file(self, place: str) -> str:
+        """The sha256 of the regular file at a resolved path. OSError for anything else there."""
+        with self.parent(place) as (directory, name):
+            descriptor, _ = open_file(directory, name, place)
+        try:
+            return sha256_of(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def streamed(self, place: str) -> Generator[tuple[Pieces, os.stat_result]]:
+        """The bytes of the regular file at a resolved path in pieces, and its stat. OSError for anything else there."""
+        with self.parent(place) as (directory, name):
+            descriptor, found = open_file(directory, name, place)
+        try:
+            yield Pieces(descriptor), found
+        finally:
+            os.close(descriptor)
+
+
+class Pieces:
+    """Iterates over the bytes from a descriptor's place on, and then has their number and their sha256."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.size = 0
+        self._descriptor = descriptor
+        self._digest = hashlib.sha256()
+
+    def __iter__(self) -> Iterator[bytes]:
+        while piece := os.read(self._descriptor, PIECE_BYTES):
+            self.size += len(piece)
+            self._digest.update(piece)
+            yield piece
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
 
 class Looks:
     """`Confined.look` for many places, each directory opened once for all that are asked for in a row.
@@ -255,10 +305,10 @@ def read_file(
 
 def sha256_of(descriptor: int) -> str:
     """Of the bytes from a descriptor's place on; not all of them are in memory at once."""
-    digest = hashlib.sha256()
-    while content := os.read(descriptor, CHUNK_BYTES):
-        digest.update(content)
-    return digest.hexdigest()
+    pieces = Pieces(descriptor)
+    for _ in pieces:
+        pass
+    return pieces.sha256
 
 
 def _no_file(found: os.stat_result, place: str) -> OSError:

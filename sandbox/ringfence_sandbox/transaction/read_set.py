@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 
@@ -87,7 +86,7 @@ class ReadSet:
 
     def _sha256(self, place: str) -> str | None:
         try:
-            return hashlib.sha256(self._files.read_file(place)[0]).hexdigest()
+            return self._files.hash_file(place)
         except OSError:
             return None
 
