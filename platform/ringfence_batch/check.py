@@ -12,6 +12,7 @@ from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import escape_path
 from ringfence_batch.sources import SourceError, check_source, local_source
 from ringfence_batch.task import BatchTask, TaskFileError
+from ringfence_sandbox import describe_stale_image
 from ringfence_tools.model_specs import model_of
 from ringfence_tools.policy_specs import is_code, parse_specs, refuse_path_of_host
 from ringfence_tools.spec_error import SpecError
@@ -43,6 +44,13 @@ def describe_unused_patterns(tasks: Sequence[BatchTask]) -> Sequence[str]:
             lines = unused_patterns(policies, HiddenFiles(task.hide), local)
             found |= dict.fromkeys(f"{escape_path(str(local))}: {line}" for line in lines)
     return [*found]
+
+
+def describe_stale_images(tasks: Sequence[BatchTask]) -> Sequence[str]:
+    """Return a line for each directory whose files have changed since the image was built that its tasks will use."""
+    sources = {local_source(task): None for task in tasks if task.kind == "podman" and task.image is None}
+    found = (describe_stale_image(source) for source in sources if source is not None)
+    return [line for line in found if line is not None]
 
 
 def _problems(task: BatchTask, models: dict[str, str], sources: dict[tuple[str, str | None], str]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from ringfence_cli.options import AS_JSON, INTERRUPTED, Interruptible, Invocatio
 from ringfence_cli.signals import ALIKE
 
 if TYPE_CHECKING:
-    from ringfence_batch import Batch, Ledger
+    from ringfence_batch import Batch, BatchTask, Ledger
     from ringfence_batch.engine import Engine
     from ringfence_batch.summary import Summary
 
@@ -92,11 +92,7 @@ def run(invocation: Invocation, tasks: Path, out: Path, **given: Any) -> int:
         if given["engine"] == "local":  # other machines have files and variables of their own
             check_tasks(found)
             if not given["quiet"]:
-                from ringfence_batch.check import describe_unused_patterns
-                from ringfence_cli.outputs import MAX_LISTED, ErrorStream
-
-                for line in describe_unused_patterns(found)[:MAX_LISTED]:
-                    ErrorStream().say(line)
+                _advise(found)
         return Batch(found, out=out, retries=given["retries"])
 
     return _drive(invocation, begin, out, given)
@@ -187,8 +183,19 @@ def cancel(invocation: Invocation, out: Path, ids: tuple[str, ...]) -> int:
     Without ID, all tasks that have no result.
     """
     ledger = _open(out)
-    ids = _known(ledger, ids)
-    return _act(invocation, "cancelled", ids, lambda task_id: ledger.cancel(task_id, "by `ringfence batch cancel`"))
+    known = _known(ledger, ids)
+    return _act(invocation, "cancelled", known, lambda task_id: ledger.cancel(task_id, "by `ringfence batch cancel`"))
+
+
+def _advise(tasks: Sequence[BatchTask]) -> None:
+    """Tell a person what of tasks that can be used may still be wrong."""
+    from ringfence_batch.check import describe_stale_images, describe_unused_patterns
+    from ringfence_cli.outputs import MAX_LISTED, ErrorStream
+
+    errors = ErrorStream()
+    for lines in (describe_unused_patterns(tasks), describe_stale_images(tasks)):
+        for line in lines[:MAX_LISTED]:
+            errors.say(line)
 
 
 def _resuming(out: Path, engine: EngineName = "local") -> str:

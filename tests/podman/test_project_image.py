@@ -18,6 +18,7 @@ from command_line import ringfence_text, served_once
 from package_index import Index, npm_lock, tarball, wheel, write
 
 from ringfence_batch import Batch, BatchTask
+from ringfence_batch.check import describe_stale_images
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, build_project_image, describe_stale_image
 from ringfence_sandbox.container.connection import Connection
 from ringfence_sandbox.container.images import built as built_recipe
@@ -426,6 +427,9 @@ def test_a_batch_uses_the_image_of_its_source_and_says_when_that_is_gone(
     result = batch.ledger.result("a")
     assert result is not None
     assert (result.outcome, result.cause) == ("done", "")
+    assert describe_stale_images([task]) == []
+    write(project, {"Containerfile": "FROM nothing\n"})
+    assert "Containerfile changed" in describe_stale_images([task])[0]
     remembered = remembered_image(project)
     assert remembered is not None
     podman.client.images.remove(remembered.image, force=True)
