@@ -11,7 +11,7 @@ from operator import attrgetter
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import escape_path, normalise
-from ringfence_sandbox import unfinished_calls
+from ringfence_sandbox import Repository, unfinished_calls
 from ringfence_tools.contents import Contents, Entry, LeftOut, directories_above
 from ringfence_tools.host_files import collect_directory, collect_file, is_within
 
@@ -105,6 +105,10 @@ def mount_all(
                     f"{escape_path(preview.host_path)}: give one of them another mount_path"
                 )
     _load(filesystem, {path: entry for path, (entry, _) in places.items()})
+    if was_empty and len(collected) == 1:
+        (preview, _) = collected[0]
+        if preview.is_directory and not preview.mount_path and not _is_url(preview.resolved_host):
+            filesystem.repository_rules = Repository(preview.resolved_host).rules
     return tuple(preview for preview, _ in collected)
 
 

@@ -1,4 +1,6 @@
-"""The tools ``glob`` and ``grep``. What git ignores is left out of an answer unless it is named."""
+"""The tools ``glob`` and ``grep``. What git ignores is left out of an answer unless it is named.
+
+What git ignores here is what it ignores in the diff of a run: a tracked file never is."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ringfence.errors import ToolValidationError
-from ringfence.filesystem.ignored import IgnoredPaths, Rules, is_ignored
+from ringfence.filesystem.ignored import IgnoredPaths, InRepository, Rules, is_ignored
 from ringfence.filesystem.paths import display_path, escape_path, escape_text
 from ringfence.filesystem.protocol import MAX_GREP_MATCHES, Filesystem, GrepMatch
 from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, path_filter
@@ -201,24 +203,32 @@ class Ignored(IgnoredPaths):
     """
 
     def __init__(self, filesystem: Filesystem, top: str, pattern: str | None) -> None:
-        super().__init__(partial(_rules_at, filesystem))
+        rules = filesystem.repository_rules if isinstance(filesystem, InRepository) else None
+        super().__init__(partial(_rules_at, filesystem), repository=rules)
         self._top = f"{top}/"
         self._named = frozenset((pattern or "").split("/"))
         self._left_out: dict[str, None] = {}
+        if self.has_all:  # such as a project in a home directory that is a repository
+            super().__init__(partial(_rules_at, filesystem))
 
     def has(self, path: str, *, is_directory: bool = False) -> bool:
+        path = self._base + path
         above, _, name = path.rpartition("/")
         rules = self._rules_in(above)
-        if rules is None:
-            return True
-        if self._is_named(path, name) or not _is_left_out(rules, path, name, is_directory=is_directory):
+        if rules is not None and (
+            self._is_named(path, name) or not _is_left_out(rules, path, name, is_directory=is_directory)
+        ):
             return False
-        self._left_out[path] = None
+        if GIT not in path.split("/") and self._tracks(path):
+            return False
+        if rules is not None:
+            self._left_out[path] = None
         return True
 
     def describe(self) -> str:
         """Name what was left out, for the model; empty if that was nothing but git's own data."""
-        paths = [escape_path(path) for path in self._left_out if path.rpartition("/")[2] != GIT]
+        found = (path[len(self._base) :] for path in self._left_out if path.startswith(self._base))
+        paths = [escape_path(path) for path in found if path.rpartition("/")[2] != GIT]
         if not paths:
             return ""
         more = f" and {len(paths) - MAX_NAMED:,} more" if len(paths) > MAX_NAMED else ""
@@ -233,7 +243,8 @@ class Ignored(IgnoredPaths):
         return None
 
     def _is_named(self, path: str, name: str) -> bool:
-        return name in self._named or self._top.startswith(f"{path}/")
+        in_tree = path.startswith(self._base)
+        return in_tree and (name in self._named or self._top.startswith(f"{path[len(self._base) :]}/"))
 
 
 def _is_left_out(rules: Rules, path: str, name: str, *, is_directory: bool) -> bool:

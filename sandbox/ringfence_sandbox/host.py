@@ -55,6 +55,7 @@ from ringfence_sandbox.disk.outputs import KeptOutputs, is_output
 from ringfence_sandbox.disk.places import is_only_host_declared
 from ringfence_sandbox.edits import Edits
 from ringfence_sandbox.opening import Opened
+from ringfence_sandbox.steps.ignored_files import Repository
 from ringfence_sandbox.transaction.operation import NOT_ROLLED_BACK, is_full
 from ringfence_sandbox.transaction.read_set import relinked
 from ringfence_sandbox.transaction.recovery import Recovered
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfence.filesystem.hidden import HiddenContent, HiddenFiles
+    from ringfence.filesystem.ignored import RepositoryRules
     from ringfence.runtime.receipts import Receipt
     from ringfence_sandbox.disk.hidden_tree import HiddenTree
     from ringfence_sandbox.scan.scan import Progress, ScanLimits
@@ -220,6 +222,11 @@ class HostFilesystem(Transactional):
     def hides(self, path: str) -> bool:
         """Whether a normal path is hidden, or would be if it existed."""
         return self._hidden is not None and self._hidden.hides(path)
+
+    @property
+    def repository_rules(self) -> RepositoryRules | None:
+        """What git ignores and tracks here, besides the ignore files of the tree. None: it is in no repository."""
+        return Repository(self.root).rules
 
     @property
     def has_uncommitted(self) -> bool:

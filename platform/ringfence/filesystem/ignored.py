@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from ringfence.filesystem.paths import directories_above
 from ringfence.filesystem.search import compiled_glob
@@ -74,6 +74,30 @@ def _strip_spaces(pattern: str) -> str:
     return stripped + " " if backslashes % 2 and len(stripped) < len(pattern) else stripped
 
 
+@dataclass(frozen=True, slots=True)
+class RepositoryRules:
+    """What git ignores and tracks in the repository of a tree, besides the ignore files of the tree."""
+
+    base: str
+    """The path of the tree in the repository."""
+    read_above: Callable[[str], bytes | None]
+    """Returns the bytes of a file of the repository, or None if there is none."""
+    tracks: Callable[[str], bool]
+    """Whether git's index has a path of the repository, or any path in a directory whose name ends with a "/"."""
+    excluded: bytes
+    """The rules of ``.git/info/exclude``."""
+
+
+@runtime_checkable
+class InRepository(Protocol):
+    """The optional protocol of a filesystem whose tree is in a git repository."""
+
+    @property
+    def repository_rules(self) -> RepositoryRules | None:
+        """None: it is in none."""
+        ...
+
+
 def ignores_itself(directory: str, read: Callable[[str], bytes | None]) -> bool:
     """Whether a directory ignores all that is in it, as those of pytest, mypy, Ruff and venv do.
 
@@ -90,6 +114,10 @@ def _nothing(path: str) -> bool:
     return False
 
 
+def _no_file(path: str) -> None:
+    return None
+
+
 class IgnoredPaths:
     """The paths of a tree that ignore files ignore and git does not track.
 
@@ -101,16 +129,13 @@ class IgnoredPaths:
         self,
         read: Callable[[str], bytes | None],
         *,
-        tracks: Callable[[str], bool] = _nothing,
-        excluded: bytes = b"",
-        base: str = "",
+        repository: RepositoryRules | None = None,
     ) -> None:
-        """``read`` returns the bytes of a file of the repository, or None if there is none. ``tracks`` says whether
-        git's index has a path, or any path in a directory whose name ends with a "/". Both get paths from the root of
-        the repository. ``excluded`` has the rules of ``.git/info/exclude``. ``base`` is the path of the tree in the
-        repository."""
-        self._read = read
-        self._tracks = tracks
+        """``read`` returns the bytes of a file of the tree, or None if there is none."""
+        self._read_tree = read
+        self._read_above = _no_file if repository is None else repository.read_above
+        self._tracks = _nothing if repository is None else repository.tracks
+        excluded, base = (b"", "") if repository is None else (repository.excluded, repository.base)
         self._is_new_cache: Callable[[str], bool] = _nothing
         self._is_typed: Callable[[str], bool] = _nothing
         self._base = f"{base}/" if base else ""
@@ -146,7 +171,7 @@ class IgnoredPaths:
 
     def of_file_tools(self) -> IgnoredPaths:
         """Return those of these paths that count for the changes of file tools."""
-        return self.made_since(_nothing, lambda _: None)
+        return self.made_since(_nothing, _no_file)
 
     def new_cache(self, path: str) -> str | None:
         """Return the directory of a path, or above it, that is new and ignores itself; None if there is none."""
@@ -187,6 +212,10 @@ class IgnoredPaths:
         """Whether a path is an ignore file with an effect: no directory above it was ignored."""
         above, _, name = (self._base + path).rpartition("/")
         return name == IGNORE_FILE and self._rules_in(above) is not None
+
+    def _read(self, path: str) -> bytes | None:
+        inside = path.startswith(self._base)
+        return self._read_tree(path[len(self._base) :]) if inside else self._read_above(path)
 
     def _rules_in(self, directory: str) -> Rules | None:
         if directory not in self._below:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.edits import line_window
 from ringfence.filesystem.hidden import HiddenContent, HiddenFiles, hidden_error
+from ringfence.filesystem.ignored import RepositoryRules
 from ringfence.filesystem.paths import (
     below_root,
     check_link_target,
@@ -92,6 +93,8 @@ class InMemoryFilesystem(Transactional):
         """The rule by which files were left out of a copy. None: none were."""
         self.hidden_paths: Sequence[str] = ()
         """The paths that were left out."""
+        self.repository_rules: RepositoryRules | None = None
+        """Those of the repository that it is a copy of. None: it is no copy of one."""
 
     def __repr__(self) -> str:
         return "the filesystem in memory"
@@ -117,6 +120,7 @@ class InMemoryFilesystem(Transactional):
         other._read_only = self._read_only
         other._call = call
         other.hidden, other.hidden_paths = self.hidden, self.hidden_paths
+        other.repository_rules = self.repository_rules
         return other
 
     def hide(self, rule: HiddenFiles, paths: Iterable[str]) -> None:

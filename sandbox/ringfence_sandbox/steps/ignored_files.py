@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 
-from ringfence.filesystem.ignored import IgnoredPaths
+from ringfence.filesystem.ignored import IgnoredPaths, RepositoryRules
 from ringfence_sandbox.store.commits import BY_PEOPLE, CommitRecord
 from ringfence_sandbox.store.history_views import LogEntry
 from ringfence_sandbox.store.store import Store
@@ -34,17 +34,26 @@ class Repository:
     def ignored(self, read: Callable[[str], bytes | None]) -> IgnoredPaths:
         """Return the ignored paths of the tree. ``read`` returns the bytes of a file of the tree as the run found
         it, or None if there is none."""
-        if self._git is None:
+        rules = self.rules
+        if rules is None:
             return IgnoredPaths(read)
-        inside = f"{self.base}/" if self.base else ""
+        found = IgnoredPaths(read, repository=replace(rules, tracks=self._tracked(read)))
+        return IgnoredPaths(read) if found.has_all else found
 
-        def read_any(path: str) -> bytes | None:
-            return read(path.removeprefix(inside)) if path.startswith(inside) else _content(self._top / path)
-
+    @property
+    def rules(self) -> RepositoryRules | None:
+        """The rules as they are now. None for a tree without a repository."""
+        if self._git is None:
+            return None
         common = self._git / (_content(self._git / "commondir") or b".").decode(errors="surrogateescape").strip()
         excluded = _content(common / "info" / "exclude") or b""
-        found = IgnoredPaths(read_any, tracks=self._tracked(read), excluded=excluded, base=self.base)
-        return IgnoredPaths(read) if found.has_all else found
+        return RepositoryRules(self.base, self._read_above, self._is_in_index, excluded)
+
+    def _read_above(self, path: str) -> bytes | None:
+        return _content(self._top / path)
+
+    def _is_in_index(self, path: str) -> bool:
+        return _has(self._index, path)
 
     def _tracked(self, read: Callable[[str], bytes | None]) -> Callable[[str], bool]:
         """Whether git's index has a path, now or as the run found it: a command may have taken a path out of it."""
@@ -56,7 +65,7 @@ class Repository:
             return (self._index,) if found is None else (self._index, _indexed(found))
 
         def has_any(path: str) -> bool:
-            return any(index is None or _has(index, path) for index in indexes())
+            return any(_has(index, path) for index in indexes())
 
         return has_any
 
@@ -64,13 +73,25 @@ class Repository:
     def _index(self) -> Collection[str] | None:
         """The paths in the index. None if it cannot be read: then no path may be taken for ignored."""
         assert self._git is not None, "without a repository nobody asks"
-        content = _content(self._git / "index")
-        if content is None:
-            return () if not os.path.lexists(self._git / "index") else None
-        return _indexed(content)
+        path = self._git / "index"
+        try:
+            found = os.stat(path)
+        except OSError:
+            return () if not os.path.lexists(path) else None
+        return _index_of(path, (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
 
 
-def _has(index: Collection[str], path: str) -> bool:
+@lru_cache(maxsize=2)
+def _index_of(path: Path, stamp: tuple[int, ...]) -> Collection[str] | None:
+    """The paths in the index that has this stamp. None if it cannot be read."""
+    content = _content(path)
+    return None if content is None else _indexed(content)
+
+
+def _has(index: Collection[str] | None, path: str) -> bool:
+    """Whether an index has a path. One that cannot be read may have it."""
+    if index is None:
+        return True
     return any(one.startswith(path) for one in index) if path.endswith("/") else path in index
 
 
