@@ -27,7 +27,7 @@ from ringfence.filesystem.paths import (
 )
 from ringfence.filesystem.protocol import Filesystem, GlobMatch
 from ringfence.participants import Change, Step
-from ringfence.prompt.effects import HiddenFilesPolicy
+from ringfence.prompt.effects import GIT_ADVICE, HiddenFilesPolicy, git_refusal
 from ringfence.prompt.policy import BasePolicy, PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Itself, Tool, ToolContext
@@ -66,6 +66,8 @@ class RunWorkspace(Protocol):
     """Why the changes cover only the part since the resume. Empty: they cover the whole run."""
     with_ignored: bool
     """Whether changes of ignored paths are shown like all others."""
+    allows_git: bool
+    """Whether commands may change git's own data, but for hooks and settings."""
 
     @property
     def ignored(self) -> IgnoredPaths:
@@ -158,7 +160,7 @@ class MemoryWorkspace:
         self.refused: Mapping[str, str] = {left.path: left.reason for left in self.left_out}
         self.mount_point = os.path.abspath(directory)
         self.is_part = ""
-        self.with_ignored = False
+        self.with_ignored = self.allows_git = False
         rules = {found.path: self.filesystem.read_bytes(found.path).content for found in self._ignore_files()}
         self.ignored = Repository(str(directory)).ignored(rules.get)
         self.history = None
@@ -248,7 +250,7 @@ class DiskWorkspace:
         """The commit with which the files are compared."""
         self.is_part = ""
         """Why the comparison begins at the resume. Empty: it begins at the start of the run."""
-        self.with_ignored = False
+        self.with_ignored = self.allows_git = False
         self._ignored: tuple[str, IgnoredPaths] | None = None
         self._sessions: Collection[str] = ()
         """The session ids of all parts of the run."""
@@ -393,7 +395,7 @@ class ProtectedPathsPolicy(BasePolicy):
 
     def _refusal(self, path: str) -> str | None:
         if is_git_data(path):
-            return f"{escape_path(path)} is git's own data, which only people change"
+            return f"{escape_path(path)} is git's own data: {GIT_ADVICE}"
         for above in (path, *directories_above(path)):
             if (reason := self._workspace.refused.get(above)) is not None:
                 return f"{escape_path(above)} is not part of the workspace ({reason}): write elsewhere"
@@ -403,8 +405,12 @@ class ProtectedPathsPolicy(BasePolicy):
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
     ) -> PolicyDecision:
         """Check the changes: a command does not declare them before."""
+        allows_git = self._workspace.allows_git and tool.opaque
         for change in changes:
-            if reason := self._refusal(change.path):
+            reason = git_refusal(change, allow_git=allows_git)
+            if reason is None and not (allows_git and is_git_data(change.path)):
+                reason = self._refusal(change.path)
+            if reason:
                 return PolicyDecision.deny(reason)
             if change.before is None or change.before.kind != "directory" or change.after is not None:
                 continue

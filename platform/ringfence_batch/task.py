@@ -48,7 +48,7 @@ class BatchTask:
     a URL that fsspec opens. The task works on a fresh copy of it. ``model``, ``sections`` and ``policies`` are SPECs as
     of `ringfence run`. ``checks`` are commands that must exit with 0 in the workspace afterwards. ``secrets`` are names
     of variables; their values come from the environment of the worker. ``hide`` adds to the files that are always
-    hidden.
+    hidden. With ``allow_git``, commands may change git's own data.
     """
 
     id: str
@@ -65,6 +65,7 @@ class BatchTask:
     hide: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
+    allow_git: bool = False
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id) or self.id in (".", ".."):

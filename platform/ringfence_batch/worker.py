@@ -179,6 +179,7 @@ def _open(task: BatchTask, place: Path) -> RunWorkspace:
         return copy
     workspace = DiskWorkspace(place / "tree", store=place / "store", hide=hide)
     _drop_options(workspace)
+    workspace.allows_git = task.allow_git
     if task.kind == "podman":
         limits = task.limits
         container = Place(

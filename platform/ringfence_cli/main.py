@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ringfence_cli.options import (
+    ALLOW_GIT,
     ASK,
     ASK_TIMEOUT,
     IMAGE,
@@ -120,6 +121,7 @@ def ringfence() -> None:
 @click.option("--max-turns", type=click.IntRange(min=1), metavar="N", help="Stop after N turns.  [default: 200]")
 @SECTION
 @POLICY
+@ALLOW_GIT
 @WITH_IGNORED
 @hiding
 @ASK
@@ -169,6 +171,7 @@ def run(invocation: Invocation, **given: Any) -> int:
 @RECEIPTS
 @SECTION
 @POLICY
+@ALLOW_GIT
 @hiding
 @ASK
 @ASK_TIMEOUT
@@ -189,6 +192,7 @@ def serve(
     receipts: Path | None,
     sections: tuple[str, ...],
     policies: tuple[str, ...],
+    allow_git: bool,
     hidden_globs: tuple[str, ...],
     no_hide: bool,
     asks: tuple[str, ...],
@@ -219,6 +223,7 @@ def serve(
             max_answer,
             asks,
             ask_seconds,
+            allow_git,
         )
         return serve(options, invocation.signals)
     except ModuleNotFoundError as error:

@@ -225,6 +225,11 @@ POLICY = click.option(
     "policy of your own; may be given several times. A GLOB with a / (/src, docs/*.md) is from the root of DIR, one "
     "without (*.md) for names at any depth; what matches takes along all that is below it.",
 )
+ALLOW_GIT = click.option(
+    "--allow-git",
+    is_flag=True,
+    help="Let commands change git's own data: commit, stash, check out. Hooks and settings stay as they are.",
+)
 _HIDING = (
     click.option(
         "--hide",

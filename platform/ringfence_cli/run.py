@@ -97,6 +97,7 @@ class RunOptions:
     sections: tuple[str, ...]
     policies: tuple[str, ...]
     with_ignored: bool
+    allow_git: bool
     hide: HiddenFiles | None
     asks: tuple[str, ...]
     ask_seconds: float | None
@@ -236,7 +237,7 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
         record = stack.enter_context(closing(RunRecord(disk, text, before, limits)))
         if limits.place.workspace == "podman":
             start_container(disk, limits.place, quiet=options.quiet)
-    workspace.with_ignored = options.with_ignored
+    workspace.with_ignored, workspace.allows_git = options.with_ignored, options.allow_git
     with reserve_stdout(limits.sections):
         sections = sections_of(limits.sections, directory)
     adapter.max_turns = limits.turns or MAX_TURNS

@@ -35,6 +35,15 @@ if TYPE_CHECKING:
     from ringfence.runtime.tool_result import ToolResult
 
 
+GIT_ADVICE = (
+    "leave commits, stashes, branches and the index to people; `git restore FILE` and write_file bring files back"
+)
+_GIT_SETTINGS = frozenset(
+    {"hooks", "config", "config.worktree", "alternates", "commondir", "gitdir", "attributes", "exclude"}
+)
+"""Names in git's own data of what can have git run programs, read other directories, or hide files from people."""
+
+
 class PathPolicy(BasePolicy):
     """Calls can change only paths that match ``allow``, and no path that matches ``deny``.
 
@@ -87,7 +96,9 @@ class ProtectedFilesPolicy(BasePolicy):
 
     name = "protected_files"
 
-    def __init__(self) -> None:
+    def __init__(self, *, allow_git: bool = False) -> None:
+        """With ``allow_git``, opaque tools can commit, stash and check out. Hooks and settings stay protected."""
+        self._allow_git = allow_git
         self._workflows = PathPolicy(deny=[".github/workflows"])
         self._secret = each_name(SECRETS, besides=NO_SECRETS)
 
@@ -95,11 +106,30 @@ class ProtectedFilesPolicy(BasePolicy):
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
     ) -> PolicyDecision:
         for change in changes:
-            if any(is_dotgit(os.fsencode(name)) for name in change.path.split("/")):
-                return PolicyDecision.deny(f"{escape_path(change.path)} is git's own data")
+            if (refusal := git_refusal(change, allow_git=self._allow_git and tool.opaque)) is not None:
+                return PolicyDecision.deny(refusal)
             if self._secret(folded(change.path)):
                 return PolicyDecision.deny(f"{escape_path(change.path)} is where secrets are kept")
         return self._workflows.check_effects(tool, params, changes, context=context)
+
+
+def git_refusal(change: Change, *, allow_git: bool = False) -> str | None:
+    """Return why a call must not change git's own data; None for other paths.
+
+    With ``allow_git``, it may change what commits, stashes and checkouts change: no hook, no setting, and no link.
+    """
+    names = change.path.split("/")
+    at = next((place for place, name in enumerate(names) if is_dotgit(os.fsencode(name))), None)
+    if at is None:
+        return None
+    named, below = escape_path(change.path), [folded(name) for name in names[at + 1 :]]
+    if not allow_git:
+        return f"{named} is git's own data: {GIT_ADVICE}"
+    is_link = any(version is not None and version.kind == "symlink" for version in (change.before, change.after))
+    is_name = below[:1] in (["refs"], ["logs"])  # of a branch, which may be called "config"
+    if not below or is_link or (not is_name and not _GIT_SETTINGS.isdisjoint(below)):
+        return f"{named} is git's own data, and can name programs that git runs: only people change it"
+    return None
 
 
 class HiddenFilesPolicy(BasePolicy):

@@ -51,6 +51,7 @@ class ServeOptions:
     asks: Sequence[str] = ()
     ask_seconds: float | None = None
     at_terminal: bool = field(default_factory=lambda: os.isatty(0))
+    allow_git: bool = False
 
     @property
     def has_person(self) -> bool:

@@ -128,6 +128,7 @@ class LazyWorkspace:
             options.directory,
             read_only=options.read_only,
             hide=options.hide,
+            allow_git=options.allow_git,
             policies=policies,
             extra_sections=sections,
             cancellation=cancellation,

@@ -59,13 +59,15 @@ def open_workspace(
     *,
     read_only: bool,
     hide: HiddenFiles | None = None,
+    allow_git: bool = False,
     policies: Sequence[Policy] = (),
     extra_sections: Sequence[MakeSection] = (),
     cancellation: Cancellation | None = None,
 ) -> ServedWorkspace:
     """Open the files on disk, a copy of them in memory, or a read-only view.
 
-    ``policies`` are those of the owner. ``hide`` is the rule by which files are hidden.
+    ``policies`` are those of the owner. ``hide`` is the rule by which files are hidden. With ``allow_git``, commands
+    may change git's own data.
 
     Raises:
         CallCancelledError: ``cancellation`` was cancelled while the tree was recorded.
@@ -78,6 +80,7 @@ def open_workspace(
         workspace: RunWorkspace = in_memory(directory, hide)
     else:
         workspace = on_disk(directory, place, hide=hide, cancellation=cancellation)
+    workspace.allows_git = allow_git
     notes, recovered = [*left_out_lines(workspace.left_out), *place.unmasked()], ""
     history = workspace.history
     if history is None:

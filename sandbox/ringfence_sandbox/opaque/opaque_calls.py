@@ -86,8 +86,11 @@ class OpaqueCalls:
         self.any_open = self.contained = False
 
     def changes(self, base: Base, version: int) -> list[Change]:
-        """Look at the tree; what changed since a call began."""
-        return self._scans.changes(base.before, self._look(base, version))
+        """Look at the tree; what changed since a call began. An index of git that was refreshed is no change."""
+        after = self._look(base, version)
+        changes = self._scans.changes(base.before, after)
+        refreshed = self._scans.refreshed_indexes(base.before, after)
+        return [change for change in changes if change.path not in refreshed]
 
     def scanned(self, base: Base, version: int) -> ScannedFiles:
         """What changed, for a history; as `changes` saw it, if it was asked."""

@@ -19,6 +19,7 @@ from typing import TypeGuard
 from ringfence.filesystem.paths import directories_above
 from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.disk.confined import Confined, is_reserved, open_file, sha256_of
+from ringfence_sandbox.disk.git_index import has_same_entries, is_index
 from ringfence_sandbox.disk.kernel import free_bytes, set_mode, sync_filesystem
 from ringfence_sandbox.disk.state import State
 from ringfence_sandbox.opaque.states import Aborted, After, Before, ExcludedFile, is_only_time
@@ -340,6 +341,22 @@ class Scans:
                 now = self._version(read[path], after.stamps.get(path)) if path in read else self._unread(path)
                 found[path] = Change(path, was, now)
         return [found[path] for path in sorted(found) if not is_reserved(path)]
+
+    def refreshed_indexes(self, before: Before, after: After) -> Set[str]:
+        """The indexes of git in which a call changed nothing but the stat data of files, and caches.
+
+        `git status` does that, and `git describe --dirty`."""
+        found: set[str] = set()
+        for path, was, now in after.differing:
+            if not is_index(path) or was is None or now is None or was.oid is None or now.oid is None:
+                continue
+            if (was.kind, was.meta.mode) == (now.kind, now.meta.mode) == ("file", was.meta.mode):
+                with suppress(LookupError, OSError):
+                    stored = self.store.states.content
+                    content = stored(now.oid) if self._has(now.oid) else self._read_again(path, now.oid)
+                    if has_same_entries(stored(was.oid), content):
+                        found.add(path)
+        return found
 
     def _look(self, path: str) -> os.stat_result | None:
         try:
