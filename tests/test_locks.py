@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,10 +145,24 @@ def test_of_a_uv_lock_with_conflicts_what_can_be_together_is_installed(project: 
     assert {"of-dev 1.0", "of-extra 1.0", "of-lint 1.0"} & set(map(str, pins_of(project))) == {"of-dev 1.0"}
 
 
-def test_a_uv_lock_for_another_python_is_refused(project: Path) -> None:
-    write(project, {"uv.lock": uv_lock().replace(">=3.9", ">=4.0")})
-    with pytest.raises(LockError, match=r"uv.lock is for Python >=4.0, and the image has Python 3"):
-        pins_of(project)
+@pytest.mark.parametrize(
+    ("needed", "advice"),
+    [
+        (">=3.12", "`podman pull {}:3.13-slim`, then `ringfence sandbox build DIR --image {}:3.13-slim`"),
+        (">=3.10, <3.13", "`podman pull {}:3.12-slim`"),
+        ("==3.10.*", "`podman pull {}:3.10-slim`"),
+        (">=4.0", "`ringfence sandbox build DIR --image NAME`"),
+    ],
+)
+def test_a_uv_lock_for_another_python_is_refused_with_an_image_that_has_it(
+    project: Path, needed: str, advice: str
+) -> None:
+    other = replace(PYTHON, environment={**ENVIRONMENT, "python_full_version": "3.9.2"})
+    write(project, {"uv.lock": uv_lock().replace(">=3.9", needed)})
+    with pytest.raises(LockError) as refused:
+        pins_of(project, other)
+    assert str(refused.value).startswith(f"uv.lock is for Python {needed}, and the image has Python 3.9.2")
+    assert advice.format(*["docker.io/library/python"] * 2) in str(refused.value)
 
 
 @pytest.mark.parametrize(

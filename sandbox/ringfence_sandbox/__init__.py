@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ringfence.errors import SandboxUnavailableError
     from ringfence_sandbox.container.commands import ShellEnvironment
-    from ringfence_sandbox.container.images import build_images
     from ringfence_sandbox.container.isolation import SandboxLimits
     from ringfence_sandbox.container.network import Network, allowed_hosts
     from ringfence_sandbox.disk.call_process import CallProcess
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.host import HostFilesystem
     from ringfence_sandbox.podman import CommandResult, PodmanSandbox
     from ringfence_sandbox.project.project_image import build_project_image, describe_stale_image
+    from ringfence_sandbox.project.recipe_images import build_images
     from ringfence_sandbox.revisions import checkout_revision, resolve_revision
     from ringfence_sandbox.scan.scan import ScanLimits
     from ringfence_sandbox.steps.ignored_files import Repository
@@ -100,7 +100,7 @@ _MODULES = {
     "UnfinishedCall": "ringfence_sandbox.transaction.interrupted_calls",
     "Workspace": "ringfence_sandbox.workspace",
     "allowed_hosts": "ringfence_sandbox.container.network",
-    "build_images": "ringfence_sandbox.container.images",
+    "build_images": "ringfence_sandbox.project.recipe_images",
     "checkout_revision": "ringfence_sandbox.revisions",
     "build_project_image": "ringfence_sandbox.project.project_image",
     "describe_replaced_root": "ringfence_sandbox.store_roots",

@@ -118,6 +118,7 @@ def _in_a_container(connection: Connection, image: str | None, place: Path) -> I
             return
         took = time.perf_counter() - begun
         yield Finding("a container starts", True, f"in {took:.2f} s; for this trial with lower limits than usual")
+        yield Finding("what the image has", True, container.system)
         for found in container.properties:
             name = f"{found.name}, in this trial" if found.is_limit else found.name  # not the usual one
             yield Finding(name, found.holds, found.found[:60], _ADVICE if not found.essential else _REPORT)

@@ -32,8 +32,8 @@ from ringfence_sandbox.container.commands import (
     no_directory,
 )
 from ringfence_sandbox.container.connection import Connection, connect, reading
-from ringfence_sandbox.container.container import Container, mounted_in, remove_orphans
-from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, build, built, existing, recipe
+from ringfence_sandbox.container.container import WITHOUT_COMMANDS, Container, mounted_in, remove_orphans
+from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, build, built, existing, recipe, silent
 from ringfence_sandbox.container.isolation import WORKSPACE, Property, SandboxLimits
 from ringfence_sandbox.container.network import Network, Resolve, allowed_hosts, resolve_name
 from ringfence_sandbox.container.pipes import Stream
@@ -181,7 +181,7 @@ class PodmanSandbox:
             self._end_container()
             connection = self._connection()
             with reading(connection.url, connection.how):
-                image = self._existing(connection)
+                image, is_new = self._existing(connection)
             self._resources.container = Container.start(
                 connection,
                 self.filesystem.root,
@@ -192,25 +192,28 @@ class PodmanSandbox:
                 hidden=hidden,
                 resolve=self._resolve,
             )
+            if is_new and self._progress is not None:
+                self._progress(f"commands run in {image}: {self._resources.container.system}")
             return self._resources.container
 
-    def _existing(self, connection: Connection) -> str:
-        """The image that was asked for, that of the project, or the default one."""
+    def _existing(self, connection: Connection) -> tuple[str, bool]:
+        """The image that was asked for, that of the project, or the default one; and whether it was built for that."""
         if self._image is not None:
-            return existing(connection, self._image)
+            return existing(connection, self._image), False
         if (remembered := remembered_image(self._project or self.filesystem.root)) is None:
             default = recipe(DEFAULT_RECIPE)
             # A container's first look from inside would find it, too, but after minutes of building.
+            is_new = built(connection, default) is None
             lacking = connection.host.describe_unlimited() if self._strict else ""
-            if lacking and built(connection, default) is None:
-                raise SandboxUnavailableError(f"{lacking}. Or do without limits (strict=False)")
-            return build(connection, default, progress=self._progress or (lambda _line: None))
+            if lacking and is_new:
+                raise SandboxUnavailableError(f"{lacking}. {WITHOUT_COMMANDS}")
+            return build(connection, default, progress=self._progress or silent), is_new
         if not connection.client.images.exists(remembered.image):
             raise SandboxUnavailableError(
                 f"the image of {remembered.root} is gone: `ringfence sandbox build {shlex.quote(remembered.root)}` "
                 "builds it anew, --image names another one"
             )
-        return remembered.image
+        return remembered.image, False
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:

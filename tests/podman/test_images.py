@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -50,6 +51,29 @@ def test_the_default_image_has_what_an_agent_uses(sandbox: PodmanSandbox) -> Non
     assert not Path(sandbox.filesystem.root, "__pycache__").exists()
 
 
+CERTIFICATES = """
+import os, ssl
+context = ssl.create_default_context()
+assert context.cert_store_stats()["x509_ca"] > 100, context.cert_store_stats()
+assert context.verify_mode == ssl.CERT_REQUIRED
+"""
+
+
+def test_the_default_image_knows_programs_by_their_usual_names_and_has_certificates(shared: PodmanSandbox) -> None:
+    done = shared.run("python -c 'import pytest; print(1)' && which python python3 pip3 git curl && curl --version")
+    assert done.exit_code == 0, done
+    done = shared.run(["python", "-c", CERTIFICATES])
+    assert done.exit_code == 0, done
+    # Nobody listens there: what is told apart is a bundle that cannot be read.
+    for command in ("curl -sS https://127.0.0.1:1/", "git ls-remote https://127.0.0.1:1/x"):
+        done = shared.run(command)
+        assert done.exit_code != 0
+        assert "onnect" in done.stderr
+        assert "certificate" not in done.stderr.lower()
+    found = shared.start().system
+    assert re.fullmatch(r".+, Python 3\.\d+\.\d+", found), found
+
+
 def test_the_image_works_for_other_programs_too(podman: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     # As testcontainers starts it, over the same service: nothing of ours is in the way.
     monkeypatch.setenv("DOCKER_HOST", f"unix://{socket_path(podman.url)}")
@@ -86,6 +110,7 @@ def test_the_doctor_is_a_command(podman: Connection) -> None:
     done = cli("sandbox", "doctor", CONTAINER_HOST=podman.url)
     assert (done.returncode, done.stderr) == (0, ""), done
     assert "works  refused: a user namespace" in done.stdout
+    assert re.search(r"works  what the image has: .+, Python 3\.\d+", done.stdout)
     assert "FAILS" not in done.stdout
     assert "works  limit of memory, in this trial: 268435456" in done.stdout
     assert "works  /tmp of 32 MiB, in this trial: " in done.stdout
@@ -109,6 +134,13 @@ def test_where_there_is_no_place_for_what_containers_need_that_is_said(name: str
     ended = cli("sandbox", name, RINGFENCE_STATE_DIR="/dev/null")
     assert ended.returncode == 2
     assert "cannot be there (Not a directory): see to that, or name another place" in ended.stderr
+
+
+def test_a_build_says_which_base_and_which_python_an_image_has(podman: Connection) -> None:
+    source = next(source for source in SOURCES if podman.client.images.exists(recipe("python").tag(source)))
+    done = cli("sandbox", "build", "--from", source, "python", CONTAINER_HOST=podman.url)
+    assert (done.returncode, done.stdout) == (0, f"{recipe('python').tag(source)}\n"), done
+    assert re.search(r"the image 'python' has .+, Python 3\.\d+\.\d+", done.stderr)
 
 
 def test_an_image_of_no_recipe_is_a_mistake_of_usage() -> None:
@@ -161,6 +193,7 @@ def test_a_limit_that_is_missing_is_found_before_an_image_is_built(
     ):
         sandbox.start()
     assert "the system's Podman (CONTAINER_HOST=" in str(refused.value)
+    assert "--workspace disk" in str(refused.value)
     assert said == []
     tried = cli("sandbox", "build", "base", "--from", "registry", CONTAINER_HOST=rootless_without_limits)
     assert tried.stderr.startswith("note: this Podman cannot limit memory")

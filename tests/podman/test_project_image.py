@@ -298,6 +298,25 @@ def test_the_image_is_remembered_until_it_is_built_anew(project: Path, index: In
     assert f"is gone: `ringfence sandbox build {project}`" in gone.stderr
 
 
+@pytest.mark.parametrize("name", ["uv.lock", "requirements.txt", "package-lock.json", ".devcontainer.json"])
+def test_a_lock_without_an_image_is_named(project: Path, name: str) -> None:
+    assert describe_stale_image(project) is None
+    write(project, {name: WITHOUT_DEPENDENCIES[name], "pyproject.toml": ""})
+    link = project.with_name("link")
+    link.symlink_to(project)
+    line = f"no image has what {name} of {project} names: `ringfence sandbox build {project}` builds one"
+    assert describe_stale_image(link) == line
+
+
+@pytest.mark.prove
+def test_run_and_serve_name_a_lock_without_an_image(project: Path) -> None:
+    write(project, {"uv.lock": WITHOUT_DEPENDENCIES["uv.lock"]})
+    line = f"ringfence: no image has what uv.lock of {project} names: `ringfence sandbox build {project}` builds one"
+    assert line in " ".join(run_in(project, "true").stderr.split())
+    assert line in " ".join(served_once(project, "--workspace", "podman").stderr.decode().split())
+    assert "no image has" not in run_in(project, "true", "--image", "localhost/ringfence-nothing:1").stderr
+
+
 def test_without_a_lock_it_says_how_to_make_one(project: Path) -> None:
     write(project, {"requirements.txt": "tiny-dep==1.0\n"})
     done = ringfence_text("sandbox", "build", project)

@@ -35,6 +35,7 @@ from ringfence_sandbox.container.isolation import (
     SandboxLimits,
     environment,
     options,
+    system,
     verified,
 )
 from ringfence_sandbox.container.network import AllowedHosts, Network, Resolve, allowed_hosts, resolve_name
@@ -52,6 +53,8 @@ _CONNECT_SECONDS = 20.0
 _PROBE_SECONDS = 20.0
 _REMOVAL_SECONDS = 10.0
 _OPTIONS = ("-I", "-S", "-B")
+WITHOUT_COMMANDS = "Or work without commands: --workspace disk"
+"""Advice for somebody whose machine cannot shut a container in."""
 LENT = "/run/python"
 """Where it is in the container."""
 _LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
@@ -155,6 +158,8 @@ class Container:
         """The way out for commands, where hosts are allowed by name."""
         self.environment: Mapping[str, str] = {}
         """What every command gets, unless it is told otherwise."""
+        self.system = ""
+        """The distribution and the Python of the image, in words."""
         self._container: Any = None
         with Listener(podman_directory()) as listener, mapped_for_owner(root, connection.host) as (place, users):
             self.users = users.description
@@ -252,6 +257,7 @@ class Container:
             if ended.exit_code == 0:
                 found = b"".join(printed).decode()
                 self.environment = environment(found)
+                self.system = system(found, has_python=self.python is IN_THE_IMAGE)
                 return verified(found, limits, network, rootless=self._connection.host.rootless)
             said = ended.problem or f"exit code {ended.exit_code}"
         except (ExecutorLostError, ValueError, KeyError, TypeError) as error:
@@ -371,9 +377,9 @@ def _refuse(properties: Sequence[Property], strict: bool) -> None:
     lacking = [found for found in properties if not found.holds and (found.essential or strict)]
     if lacking:
         said = "; ".join(f"{found.name}: {found.found}" for found in lacking)
-        advice = "" if any(found.essential for found in lacking) else ", or do without (strict=False)"
         raise SandboxUnavailableError(
-            f"the container is not shut in as it should be: {said}. `ringfence sandbox doctor` says what to do{advice}"
+            f"the container is not shut in as it should be: {said}. `ringfence sandbox doctor` says what to do. "
+            f"{WITHOUT_COMMANDS}"
         )
 
 

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, Literal
 from podman.errors import APIError, ImageNotFound
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence_sandbox.container.connection import UNREADABLE, Connection, connect
+from ringfence_sandbox.container.connection import UNREADABLE, Connection
 from ringfence_sandbox.container.seccomp import profile_path
 from ringfence_sandbox.disk.places import podman_directory
 
@@ -169,7 +169,7 @@ _BUILD_SECONDS = 900.0
 _TICK_SECONDS = 5.0
 
 
-def _silent(_line: str) -> None:
+def silent(_line: str) -> None:
     """Show nothing."""
 
 
@@ -253,28 +253,8 @@ def existing(connection: Connection, image: str) -> str:
     return image
 
 
-def build_images(
-    names: Sequence[str] = (), source: Source | None = None, progress: Progress = _silent
-) -> Iterator[str]:
-    """Build the images that come with ringfence, and yield the name of each. One that exists is left as it is.
-
-    ``names`` are folders of `images/`, by default that of the default image. ``source`` is the only one to try.
-    ``progress`` gets lines for a person.
-
-    Raises:
-        ValueError: no recipe has that name. Nothing is built then.
-        SandboxUnavailableError: Podman does not answer, or no source works.
-    """
-    recipes = [recipe(name) for name in names or (DEFAULT_RECIPE,)]
-    with connect() as connection:
-        if lacking := connection.host.describe_unlimited():
-            progress(f"note: {lacking}")
-        for wanted in recipes:
-            yield build(connection, wanted, SOURCES if source is None else (source,), progress)
-
-
 def build(
-    connection: Connection, wanted: Recipe, sources: tuple[Source, ...] = SOURCES, progress: Progress = _silent
+    connection: Connection, wanted: Recipe, sources: tuple[Source, ...] = SOURCES, progress: Progress = silent
 ) -> str:
     """Build a recipe from the first source that works, unless it is built already; the image's name.
 

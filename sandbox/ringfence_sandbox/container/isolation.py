@@ -137,7 +137,7 @@ def _ulimit(name: str, limit: int, wanted: int) -> dict[str, Any]:
 
 
 PROBE = """
-import json, os
+import json, os, sys
 def read(path):
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file: return file.read(65536)
@@ -160,6 +160,7 @@ print(json.dumps({
     "swap": limit("memory", "memory.swap.max", "memory.memsw.limit_in_bytes"),
     "cpu": limit("cpu", "cpu.max", "cpu.cfs_quota_us"),
     "environment": read("/proc/self/environ"),
+    "system": read("/etc/os-release"), "python": "%d.%d.%d" % sys.version_info[:3],
 }))
 """
 """A program for the container's Python. What it prints is for `verified`."""
@@ -187,6 +188,14 @@ def environment(printed: str) -> Mapping[str, str]:
     """The variables that a container gives to every command, as `PROBE` found them."""
     words: list[str] = json.loads(printed)["environment"].split("\0")
     return {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
+
+
+def system(printed: str, *, has_python: bool) -> str:
+    """The distribution and the Python of an image in words, as `PROBE` found them."""
+    found = json.loads(printed)
+    names = dict(line.partition("=")[::2] for line in str(found["system"]).splitlines())
+    name = names.get("PRETTY_NAME", "").strip("\"'") or "a system without a name"
+    return f"{name[:80]}, Python {found['python']}" if has_python else f"{name[:80]}, no Python"
 
 
 def _judged(found: dict[str, Any], limits: SandboxLimits, network: Network, rootless: bool) -> Iterator[Property]:

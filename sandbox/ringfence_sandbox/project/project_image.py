@@ -135,9 +135,13 @@ def remembered_image(root: str | os.PathLike[str]) -> ProjectImage | None:
 
 
 def describe_stale_image(root: str | os.PathLike[str]) -> str | None:
-    """A line for a person, if files have changed since the image of a directory was built from them."""
+    """A line for a person, if files have changed since the image of a directory was built from them, or if there are
+    such files and no image."""
     if (remembered := remembered_image(root)) is None:
-        return None
+        real = os.path.realpath(root)
+        there = ", ".join(escape_path(path) for path, value in fingerprints(real).items() if value)
+        build = f"`ringfence sandbox build {shlex.quote(real)}` builds one"
+        return f"no image has what {there} of {real} names: {build}" if there else None
     now = fingerprints(remembered.root, remembered.inputs)
     changed = [escape_path(path) for path, value in now.items() if remembered.inputs.get(path, "") != value]
     again = f"`ringfence sandbox build {shlex.quote(remembered.root)}` builds it anew"
@@ -209,13 +213,14 @@ class _Build:
         own = own or named
         inputs = fingerprints(self._root, filter(None, [own.containerfile]))
         base = self._base(own, names)
-        python, node = probe(self._connection, base, node=NPM_LOCK in names)
+        found = probe(self._connection, base, node=NPM_LOCK in names)
+        self._progress(f"it begins with {base}: {found.system}")
         parts = (self._root, base, *inputs, *inputs.values())
         tag = f"localhost/ringfence-project:{hashlib.sha256(os.fsencode(chr(0).join(parts))).hexdigest()[:16]}"
         with Context() as context, tempfile.TemporaryDirectory(prefix="ringfence-artefacts-") as place:
             steps = [
-                *self._python([name for name in names if name != NPM_LOCK], python, context, Path(place)),
-                *(self._npm(node, context, Path(place)) if NPM_LOCK in names else ()),
+                *self._python([name for name in names if name != NPM_LOCK], found.python, context, Path(place)),
+                *(self._npm(found.node, context, Path(place)) if NPM_LOCK in names else ()),
                 *(self._post_create(own.post_create, context) if own.post_create else ()),
             ]
             lines = ["ARG BASE", "FROM ${BASE}", "USER root", *steps, "WORKDIR /workspace", ""]

@@ -23,12 +23,15 @@ from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel
 from packaging.version import Version
 
 from ringfence.filesystem.paths import escape_path
+from ringfence_sandbox.container.images import DEFAULT_RECIPE, recipe
 from ringfence_sandbox.container.isolation import WORKSPACE
 from ringfence_sandbox.project.fetching import Artefact, Fetcher, Registries, basename, strong
 from ringfence_sandbox.project.project_files import UV_LOCK, LockError, inside, parsing, read_project_file
 from ringfence_sandbox.project.target import PythonTarget
 
 _AT_ONCE = 4
+_PYTHONS = ("3.13", "3.12", "3.14", "3.11", "3.10", "3.9")
+"""Versions to advise, the most usual first."""
 _LOCAL = ("editable", "virtual", "directory")
 Record = Mapping[str, Any]
 _REFERENCE = re.compile(r"([\w.]+)(?::([\w.]+))?(?: *\[[\w, ]*\])?")
@@ -62,10 +65,17 @@ def uv_pins(root: str, target: PythonTarget) -> tuple[Sequence[Pin], Sequence[st
         lock = tomllib.loads((read_project_file(root, UV_LOCK) or b"").decode())
         needed = str(lock.get("requires-python", ""))
         if not SpecifierSet(needed).contains(target.environment["python_full_version"], prereleases=True):
-            raise LockError(
-                f"{UV_LOCK} is for Python {needed}, and the image has {target}: name an image that has it, with --image"
-            )
+            raise LockError(f"{UV_LOCK} is for Python {needed}, and the image has {target}. {_another_python(needed)}")
         return _Walk(lock, target.environment).installed()
+
+
+def _another_python(needed: str) -> str:
+    """Advice to begin with an image that has a Python of these versions."""
+    fitting = [version for version in _PYTHONS if SpecifierSet(needed).contains(f"{version}.99")]
+    if not fitting:
+        return "Name an image that has it: `ringfence sandbox build DIR --image NAME`"
+    image = f"{recipe(DEFAULT_RECIPE).base.partition(':')[0]}:{fitting[0]}-slim"
+    return f"Begin with another: `podman pull {image}`, then `ringfence sandbox build DIR --image {image}`"
 
 
 class _Walk:

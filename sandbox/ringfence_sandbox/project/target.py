@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -55,18 +56,25 @@ class NodeTarget:
     registry: str
 
 
-def probe(connection: Connection, image: str, *, node: bool) -> tuple[PythonTarget | None, NodeTarget | None]:
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What an image has: its distribution and Python in words, and what its pip and its npm install."""
+
+    system: str
+    python: PythonTarget | None
+    node: NodeTarget | None
+
+
+def probe(connection: Connection, image: str, *, node: bool) -> Targets:
     """What an image has. ``node``: whether to look for that.
 
     Raises:
         SandboxUnavailableError: a container of it does not start.
     """
-    with tempfile.TemporaryDirectory(prefix="ringfence-probe-") as place:
-        container = Container.start(
-            connection, place, image=image, limits=SandboxLimits(), network="none", strict=False
-        )
+    with _container(connection, image) as container:
         try:
-            return (
+            return Targets(
+                container.system,
                 _run_probe(container, ["python3", "-c", _PYTHON], PythonTarget),
                 _run_probe(container, ["node", "-e", _NODE], NodeTarget) if node else None,
             )
@@ -74,6 +82,22 @@ def probe(connection: Connection, image: str, *, node: bool) -> tuple[PythonTarg
             raise SandboxUnavailableError(
                 f"what the Python or the npm of {image} says of itself is not understood"
             ) from error
+
+
+def describe_image(connection: Connection, image: str) -> str:
+    """The distribution and the Python of an image, in words. SandboxUnavailableError as `probe`."""
+    with _container(connection, image) as container:
+        return container.system
+
+
+@contextmanager
+def _container(connection: Connection, image: str) -> Generator[Container]:
+    with tempfile.TemporaryDirectory(prefix="ringfence-probe-") as place:
+        container = Container.start(
+            connection, place, image=image, limits=SandboxLimits(), network="none", strict=False
+        )
+        try:
+            yield container
         finally:
             container.close()
 
