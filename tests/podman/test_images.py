@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -19,7 +21,7 @@ from command_line import ringfence_text
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, examine_sandbox
 from ringfence_sandbox.container.connection import Connection, answers, socket_path
-from ringfence_sandbox.container.images import SOURCES, Recipe, build, built, recipe, recipe_names
+from ringfence_sandbox.container.images import SOURCES, Context, Recipe, build, build_image, built, recipe, recipe_names
 
 
 def test_an_image_that_is_built_is_not_built_again(podman: Connection) -> None:
@@ -154,6 +156,29 @@ def test_a_failed_build_says_why(podman: Connection, tmp_path: Path, monkeypatch
         build(podman, other, ("debian",))
     assert "no mmdebstrap" in str(refused.value)
     assert "podman pull docker.io/library/debian" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        (["npm", " warn", " deprecated x\nnext", "\n"], ["npm warn deprecated x", "next"]),
+        (["one\n\n", "two\r\n", "the end"], ["one", "two", "the end"]),
+        (["10 %\r50 %\r", "100 %\n"], ["100 %"]),
+        (["Copying blob 1\n", "--> 2\n", "said"], ["said"]),
+    ],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_build_prints_whole_lines(pieces: list[str], lines: list[str], fails: bool) -> None:
+    messages = [{"stream": piece} for piece in pieces] + [{"error": "broken"}] * fails
+    response = SimpleNamespace(
+        raise_for_status=lambda: None, iter_lines=lambda: [json.dumps(one).encode() for one in messages]
+    )
+    client = SimpleNamespace(api=SimpleNamespace(post=lambda *_, **__: response))
+    service = cast("Connection", SimpleNamespace(client=client, host=SimpleNamespace(unlimited=("memory",))))
+    printed: list[str] = []
+    with Context() as context, pytest.raises(SandboxUnavailableError) if fails else nullcontext():
+        build_image(service, context, "x", labels={}, output=printed.append, network=True)
+    assert printed == lines
 
 
 @pytest.fixture

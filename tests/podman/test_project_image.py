@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -152,7 +153,13 @@ def add_greeting(index: Index, install: str = "node build.js") -> dict[str, obje
     )
     index.files["/@tiny/greeting/-/greeting-1.0.0.tgz"] = content
     digest = base64.b64encode(hashlib.sha512(content).digest()).decode()
-    return {"version": "1.0.0", "integrity": f"sha512-{digest}", "hasInstallScript": True, "bin": {"greet": "greet.js"}}
+    return {
+        "version": "1.0.0",
+        "integrity": f"sha512-{digest}",
+        "hasInstallScript": True,
+        "bin": {"greet": "greet.js"},
+        "deprecated": "use another",
+    }
 
 
 def greeting_lock(project: Path, entry: Mapping[str, object]) -> None:
@@ -185,6 +192,7 @@ def test_an_npm_project_runs_its_tests_and_a_source_is_built_in_the_container_al
     before = sorted(project.rglob("*"))
     said = built(project)
     assert "fetched 1 of 1 npm packages, 0.0 MB" in said
+    assert [line for line in said if "npm" in line and not re.match(r"fetch(ed|ing) ", line)] == []
     assert sorted(project.rglob("*")) == before
     assert not stolen.exists()
     run = run_in(

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +137,7 @@ def build_image(
         params.update(memory=_MEMORY_BYTES, memswap=_MEMORY_BYTES)
     if not network:
         params.update(_WITHOUT_NETWORK, seccomp=profile_path())
-    last = ""
+    last, unfinished = "", ""
     response = connection.client.api.post(
         "/build",
         params=params,
@@ -151,11 +151,21 @@ def build_image(
         found: dict[str, Any] = json.loads(line)
         if text := str(found.get("stream") or ""):
             last = (last + text)[-_LAST_CHARACTERS:]
-            for one in text.splitlines():
-                if one.strip() and not _OF_THE_ENGINE.match(one):
-                    output(one[:_LINE_CHARACTERS])
+            # A piece may end in the middle of a line, and what a program prints before a return is written over.
+            *lines, unfinished = (unfinished + text.replace("\r\n", "\n")).split("\n")
+            unfinished = unfinished[-_LINE_CHARACTERS:]
+            _print(lines, output)
         if "error" in found:
+            _print([unfinished], output)
             raise SandboxUnavailableError(f"the image cannot be built: {str(found['error'])[-500:]}\n{last.strip()}")
+    _print([unfinished], output)
+
+
+def _print(lines: Iterable[str], output: Callable[[str], None]) -> None:
+    for line in lines:
+        shown = line.rstrip("\r").rpartition("\r")[2]
+        if shown.strip() and not _OF_THE_ENGINE.match(shown):
+            output(shown[:_LINE_CHARACTERS])
 
 
 Source = Literal["registry", "debian"]
@@ -351,6 +361,6 @@ def _finish(connection: Connection, wanted: Recipe, source: Source, base: str, p
             wanted.tag(source),
             labels={RECIPE_LABEL: wanted.name},
             args={"BASE": base},
-            output=lambda line: progress(f"  {line}"),
+            output=lambda line: None if line.startswith("STEP ") else progress(f"  {line}"),
             network=source == "registry",
         )

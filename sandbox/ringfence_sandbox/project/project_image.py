@@ -97,9 +97,12 @@ mkdir -p /workspace
 cp -R "$from/project/." /workspace
 cd /workspace
 export npm_config_cache="$from/cache" npm_config_audit=false npm_config_fund=false npm_config_update_notifier=false
-npm ci --offline --ignore-scripts || npm ci --offline --ignore-scripts --legacy-peer-deps
-! grep -q hasInstallScript package-lock.json || npm rebuild --offline ||
-    echo "ringfence: an install script failed: it has no network here"
+# What npm says of packages that it could install is for their authors.
+quiet() { "$@" >"$from/said" 2>&1; }
+quiet npm ci --offline --ignore-scripts || quiet npm ci --offline --ignore-scripts --legacy-peer-deps || {
+    cat "$from/said"; exit 1; }
+! grep -q hasInstallScript package-lock.json || quiet npm rebuild --offline || {
+    cat "$from/said"; echo "ringfence: an install script failed: it has no network here"; }
 mkdir -p node_modules
 rm -rf /node_modules
 mv node_modules /node_modules
