@@ -140,12 +140,12 @@ class Search:
         """Yield the start, the end and the mask of each secret."""
         at = 0
         while (head := self._heads.search(data, at)) is not None:
-            at = head.start()
-            ends = [(needle.find(data, at)[0], needle.mask) for needle in self._by_first.get(data[at], ())]
+            start: int = head.start()
+            ends = [(needle.find(data, start)[0], needle.mask) for needle in self._by_first.get(data[start], ())]
             end, mask = max(ends, key=lambda found: found[0], default=(0, b""))
             if end:
-                yield at, end, mask
-            at = end or at + 1
+                yield start, end, mask
+            at = end or start + 1
 
     def _first_open(self, data: bytes) -> int:
         at, end = max(0, len(data) - self._window), max(0, len(data) - self._end)
