@@ -19,7 +19,7 @@ from ringfence.adapters.provider import (
     raw_of,
     schema_in_words,
 )
-from ringfence.adapters.retry import CUT_OFF, AnswerError
+from ringfence.adapters.retry import CUT_OFF, AnswerError, error_of
 from ringfence.adapters.strict_schema import strict_schema
 from ringfence.runtime.limits import TokenUsage
 
@@ -125,7 +125,11 @@ class MessagesApi(ProviderApi):
         return found
 
     def turn(self, answer: Any) -> Turn:
+        if answer.get("error"):
+            raise error_of(answer, "the answer is an error")
         blocks, stopped = answer["content"], answer.get("stop_reason")
+        if not isinstance(blocks, list):  # some servers send a text, or null
+            blocks = [{"type": "text", "text": blocks}] if blocks else []
         if stopped is None:
             raise AnswerError("the answer broke off", CUT_OFF)
         if stopped == "pause_turn":  # only for tools that the provider runs itself; the request offers none
@@ -138,7 +142,9 @@ class MessagesApi(ProviderApi):
         if stopped == "refusal":
             return Turn(text or "it gave no reason", (), usage, ended="refused")
         calls = tuple(
-            ToolCall(block["id"], block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"
+            ToolCall(block.get("id"), block.get("name"), block.get("input") or {})
+            for block in blocks
+            if block["type"] == "tool_use"
         )
         ended = "cut" if stopped in ("max_tokens", "model_context_window_exceeded") else "whole"
         return Turn(text, calls, usage, raw={"messages": blocks}, ended=ended)

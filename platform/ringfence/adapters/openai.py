@@ -21,7 +21,7 @@ from ringfence.adapters.provider import (
     raw_of,
     schema_in_words,
 )
-from ringfence.adapters.retry import CUT_OFF, AnswerError
+from ringfence.adapters.retry import CUT_OFF, AnswerError, error_of
 from ringfence.runtime.events import ToolSchema
 from ringfence.runtime.limits import TokenUsage
 
@@ -123,18 +123,18 @@ class ResponsesApi(ProviderApi):
         return found
 
     def turn(self, answer: Any) -> Turn:
-        status, error, details = answer["status"], answer.get("error"), answer.get("incomplete_details")
-        if error or status == "failed":
-            raise AnswerError(*(error["message"], error["code"]) if error else ("the response failed", None))
+        status, details = answer.get("status"), answer.get("incomplete_details")
+        if answer.get("error") or status == "failed":
+            raise error_of(answer, "the response failed")
         if status not in ("completed", "incomplete"):
             raise AnswerError(f"the answer is {status}", CUT_OFF)
         output = answer["output"]
         calls = tuple(
-            ToolCall(item["call_id"], item["name"], item.get("arguments") or "")
+            ToolCall(item.get("call_id") or item.get("id"), item.get("name"), item.get("arguments") or "")
             for item in output
             if item["type"] == "function_call"
         )
-        parts = [part for item in output if item["type"] == "message" for part in item["content"]]
+        parts = [part for item in output if item["type"] == "message" for part in item["content"] or ()]
         text = "".join(part["text"] for part in parts if part["type"] == "output_text")
         refusal = "".join(part["refusal"] for part in parts if part["type"] == "refusal")
         usage = _usage(answer.get("usage"), "input_tokens", "output_tokens")
@@ -143,11 +143,15 @@ class ResponsesApi(ProviderApi):
         return Turn(text, calls, usage, raw={"responses": output}, ended="cut" if status == "incomplete" else "whole")
 
     def turn_of_events(self, events: Iterable[Any], on_text: Callable[[str], None]) -> Turn:
+        items: list[dict[str, Any]] = []
         for event in events:
             if event.type == "response.output_text.delta":
                 on_text(event.delta)
+            elif event.type == "response.output_item.done":
+                items.append(event.item.to_dict(mode="json", warnings=False))
             elif event.type in ("response.completed", "response.incomplete", "response.failed"):
-                return self.turn(event.response.to_dict(mode="json", warnings=False))
+                answer = event.response.to_dict(mode="json", warnings=False)
+                return self.turn({**answer, "output": answer.get("output") or items})  # some servers leave it empty
             elif event.type == "error":
                 raise AnswerError(event.message, event.code)
         raise AnswerError("the answer broke off", CUT_OFF)
@@ -198,47 +202,83 @@ class ChatApi(ProviderApi):
         return found
 
     def turn(self, answer: Any) -> Turn:
+        if answer.get("error") or not answer.get("choices"):
+            raise error_of(answer, "the answer has no choices")
         choice = answer["choices"][0]
-        finished, message = choice.get("finish_reason"), choice["message"]
+        finished, message = choice.get("finish_reason"), choice.get("message") or {}
+        if choice.get("error") or finished == "error":
+            raise error_of({"error": choice.get("error")}, "the answer ended with an error")
         if finished is None:
             raise AnswerError("the answer broke off", CUT_OFF)
         usage = _usage(answer.get("usage"), "prompt_tokens", "completion_tokens")
         text, refusal = _text(message.get("content")), message.get("refusal")
         if refusal or finished == "content_filter":
             return Turn(refusal or text or WITHHELD, (), usage, ended="refused")
+        asked = [(call.get("id"), call.get("function") or {}) for call in message.get("tool_calls") or ()]
         calls = tuple(
-            ToolCall(call.get("id", ""), call["function"]["name"], call["function"].get("arguments") or "")
-            for call in message.get("tool_calls") or ()
+            ToolCall(call_id, function.get("name"), function.get("arguments") or "") for call_id, function in asked
         )
         return Turn(text, calls, usage, ended="cut" if finished in CUT else "whole")
 
     def turn_of_events(self, events: Iterable[Any], on_text: Callable[[str], None]) -> Turn:
         """Build the turn from the events of a stream."""
         text, refusal = "", ""
-        calls: list[dict[str, Any]] = []
-        by_index: dict[int | None, dict[str, Any]] = {}
+        calls = _StreamedCalls()
         finished: str | None = None
         usage: Any = None
         for chunk in events:
             usage = chunk.usage or usage
-            for choice in chunk.choices[:1]:
+            for choice in (chunk.choices or ())[:1]:
                 finished = choice.finish_reason or finished
-                piece = _text(choice.delta.content)
+                if (delta := getattr(choice, "delta", None)) is None:
+                    continue
+                piece = _text(delta.content)
                 on_text(piece)
                 text += piece
-                refusal += choice.delta.refusal or ""
-                for part in choice.delta.tool_calls or ():
-                    call = by_index.get(part.index)
-                    # Some servers send the same index for all calls, or no index.
-                    if call is None or (part.id and call["id"] and part.id != call["id"]):
-                        call = by_index[part.index] = {"id": "", "function": {"name": "", "arguments": ""}}
-                        calls.append(call)
-                    call["id"] = part.id or call["id"]
-                    if part.function is not None:
-                        call["function"]["name"] += part.function.name or ""
-                        call["function"]["arguments"] += part.function.arguments or ""
-        message = {"content": text, "refusal": refusal, "tool_calls": calls}
+                refusal += delta.refusal or ""
+                for part in delta.tool_calls or ():
+                    calls.add(part)
+        message = {"content": text, "refusal": refusal, "tool_calls": calls.whole}
         return self.turn({"choices": [{"message": message, "finish_reason": finished}], "usage": usage})
+
+
+class _StreamedCalls:
+    """The tool calls of a stream, put together from their parts."""
+
+    def __init__(self) -> None:
+        self.whole: list[dict[str, Any]] = []
+        self._by_index: dict[object, dict[str, Any]] = {}
+
+    def add(self, part: Any) -> None:
+        name = getattr(part.function, "name", None) or ""
+        arguments = getattr(part.function, "arguments", None) or ""
+        call = self._by_index.get(part.index)
+        if call is None or (name and self._is_another(call, part.id)):
+            call = self._by_index[part.index] = {"id": "", "function": {"name": "", "arguments": ""}}
+            self.whole.append(call)
+        call["id"] = call["id"] or part.id
+        function = call["function"]
+        if not function["arguments"] and name != function["name"]:  # some servers repeat the name in each part
+            function["name"] += name
+        if isinstance(arguments, str) and isinstance(function["arguments"], str):
+            function["arguments"] += arguments
+        elif arguments:  # some servers send an object, in one piece
+            function["arguments"] = arguments
+
+    @staticmethod
+    def _is_another(call: Mapping[str, Any], call_id: object) -> bool:
+        """Whether a part with a name begins another call. Some servers send one index for all, or none, and no ids."""
+        if call_id and call["id"]:
+            return call_id != call["id"]
+        return bool(call["function"]["arguments"]) and not isinstance(_json(call["function"]["arguments"]), str)
+
+
+def _json(arguments: Any) -> object:
+    """The value of arguments that are whole; the text of others."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
 
 
 def _call_to_send(call: ToolCall) -> dict[str, Any]:
@@ -250,8 +290,8 @@ def _text(content: Any) -> str:
     """The text of an answer. Some servers send a list of parts of which some are text."""
     if not isinstance(content, list):
         return content or ""
-    parts = cast("list[Mapping[str, Any]]", content)
-    return "".join(part["text"] for part in parts if part["type"] in ("text", "output_text"))
+    parts = [part if isinstance(part, Mapping) else {"text": part} for part in cast("list[Any]", content)]
+    return "".join(part["text"] for part in parts if part.get("type", "text") in ("text", "output_text"))
 
 
 def _usage(found: Any, inputs: str, outputs: str) -> TokenUsage | None:

@@ -56,11 +56,23 @@ CUT_OFF = "cut_off"
 
 
 class AnswerError(Exception):
-    """Raised for a provider's answer that is no turn. ``code`` is the provider's error code, or CUT_OFF."""
+    """Raised for a provider's answer that is no turn. ``code`` is the provider's error code, or CUT_OFF.
 
-    def __init__(self, message: str, code: str | None) -> None:
+    Some servers give the status that HTTP would have, as a number.
+    """
+
+    def __init__(self, message: str, code: object) -> None:
         super().__init__(message)
         self.body = {"code": code, "message": message}
+
+
+def error_of(answer: Mapping[str, object], otherwise: str) -> AnswerError:
+    """Return the error that an answer has in the place of a turn. One that says nothing of it may pass."""
+    error = answer.get("error") or answer.get("message")
+    if not isinstance(error, Mapping):
+        return AnswerError(f"{otherwise}: {error}" if error else otherwise, CUT_OFF if not error else None)
+    found = _mapping(error)
+    return AnswerError(str(found.get("message") or otherwise), found.get("code") or found.get("type"))
 
 
 def retry(attempt: Callable[[int], Turn], request: Request, policy: ThrottlePolicy) -> Turn:
@@ -149,6 +161,8 @@ def _classify(error: Exception) -> _Failure:
     status = getattr(error, "status_code", None)
     payload = _mapping(getattr(error, "body", None))
     reported = _mapping(payload.get("error", payload))
+    if status is None and type(code := reported.get("code")) is int:
+        status = code
     codes = {value for key in ("code", "type") if isinstance(value := reported.get(key), str)}
     message = reported.get("message")
     message = message if isinstance(message, str) and message else str(error) or type(error).__name__
