@@ -232,6 +232,71 @@ def test_a_handler_finds_the_deadline_and_the_descriptor_in_the_rendering() -> N
     assert (plain.deadline, plain.descriptor) == (None, looking.descriptor)
 
 
+CALL = '{"name": "echo", "arguments": {"text": "a"}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<tool_call>{CALL}</tool_call>",
+        f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>\n",
+        f"<tool_call>{CALL}",
+        f"<think>I should echo.</think>\n<tool_call>{CALL}</tool_call>",
+        "<tool_call>echo\n<arg_key>text</arg_key>\n<arg_value>a</arg_value>\n</tool_call>",
+        f"[TOOL_CALLS][{CALL}]",
+        '[TOOL_CALLS]echo[ARGS]{"text": "a"}',
+        "<function=echo><parameter=text>a</parameter></function>",
+        f"<|tool_call|>[{CALL}]",
+        f"<|tool_calls_section_begin|><|tool_call_begin|>{CALL}<|tool_call_end|>",
+        f"<\uff5ctool\u2581calls\u2581begin\uff5c>{CALL}<\uff5ctool\u2581calls\u2581end\uff5c>",
+        f"<|python_tag|>{CALL}",
+        f"```json\n{CALL}\n```",
+        f"```\n[{CALL}, {CALL}]\n```",
+        CALL,
+        CALL.replace("arguments", "parameters"),
+        f'{{"type": "function", "function": {CALL}}}',
+        "<think>I am done.</think>",
+        "<think>I have not come to an end",
+        "<thinking>Hm.</thinking>\n\n",
+    ],
+)
+def test_a_call_as_text_or_reasoning_alone_is_asked_for_again_and_is_no_answer(text: str) -> None:
+    adapter = ScriptedAdapter([{"text": text}, calls("a"), {"text": "done"}])
+    assert adapter.evaluate(prompt(), session=Session()).text == "done"
+    told = adapter.requests[1]["messages"][-1]
+    assert (told["role"], "say what was done" in told["content"]) == ("user", True)
+    with pytest.raises(PromptEvaluationError) as caught:
+        ScriptedAdapter([{"text": text}] * 3).evaluate(prompt(), session=Session())
+    assert caught.value.phase == "response"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"The model wrote <tool_call>{CALL}</tool_call> and stopped.",
+        f"<tool_call>{CALL}</tool_call> is how a call is written.",
+        f"It is called so:\n```json\n{CALL}\n```",
+        f"```json\n{CALL}\n```\nis how it is called.",
+        CALL.replace("echo", "another"),
+        '{"name": "echo", "version": 1}',
+        '["echo"]',
+        "[]",
+        "{}",
+        "7",
+        "<think>Hm.</think> All done.",
+        "All done. <think>",
+        "<html></html>",
+    ],
+)
+def test_an_answer_that_quotes_a_call_is_an_answer(text: str) -> None:
+    assert ScriptedAdapter([{"text": text}]).evaluate(prompt(), session=Session()).text == text
+
+
+def test_a_call_as_text_is_an_answer_where_there_are_no_tools() -> None:
+    bare = Prompt[None](ns="t", key="t", sections=[MarkdownSection(title="T", template="x")])
+    assert ScriptedAdapter([{"text": CALL}]).evaluate(bare, session=Session()).text == CALL
+
+
 def test_the_last_call_of_a_cut_answer_does_not_run_when_the_conversation_goes_on_later() -> None:
     turn = Turn("", (ToolCall("one", "echo", {"text": "a"}), ToolCall("two", "echo", {"text": "b"})), ended="cut")
     session = Session()

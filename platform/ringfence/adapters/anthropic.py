@@ -127,9 +127,9 @@ class MessagesApi(ProviderApi):
     def turn(self, answer: Any) -> Turn:
         if answer.get("error"):
             raise error_of(answer, "the answer is an error")
-        blocks, stopped = answer["content"], answer.get("stop_reason")
-        if not isinstance(blocks, list):  # some servers send a text, or null
-            blocks = [{"type": "text", "text": blocks}] if blocks else []
+        content, stopped = answer["content"], answer.get("stop_reason")
+        # Some servers send a text, or null.
+        blocks: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
         if stopped is None:
             raise AnswerError("the answer broke off", CUT_OFF)
         if stopped == "pause_turn":  # only for tools that the provider runs itself; the request offers none

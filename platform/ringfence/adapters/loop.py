@@ -30,6 +30,7 @@ from ringfence.adapters.model import (
     Turn,
 )
 from ringfence.adapters.tool_executor import ToolExecutor, check_arguments
+from ringfence.adapters.written_calls import why_no_answer
 from ringfence.errors import (
     ContextWindowExceededError,
     DeadlineExceededError,
@@ -72,6 +73,19 @@ MAX_TURNS = 200
 """The default limit of turns of one evaluation. It ends the evaluation of a model that goes in circles."""
 MAX_INVALID_ANSWERS = 2
 """The number of consecutive requests for another final answer, after an answer that does not parse."""
+
+
+NO_ANSWERS = {
+    "call": (
+        "the model wrote a tool call as text: its server does not read the calls of this model",
+        "You wrote a tool call as text, which ran nothing. Call the tool itself, or if all is done, say what was done.",
+    ),
+    "reasoning": (
+        "the model answered with nothing but its reasoning",
+        "You answered with nothing but your reasoning. Go on, or if all is done, say what was done.",
+    ),
+}
+"""Why a text is no final answer, and what the model is told, by what the text is."""
 
 
 def tool_schema(tool: Tool[Any, Any], rendered: RenderedPrompt[Any]) -> ToolSchema:
@@ -146,6 +160,8 @@ class LoopAdapter(ABC):
                 elif not turn.text.strip() and turn.parsed is None:
                     why = "the model answered nothing: neither text nor a tool call"
                     advice = "You answered nothing. Go on, or if all is done, say what was done."
+                elif (none := run.why_no_answer(turn)) is not None:
+                    why, advice = none
                 else:
                     try:
                         return run.finish(turn)
@@ -352,6 +368,13 @@ class _Evaluation(Generic[OutputT]):
             return Message("tool", f"that cannot be shown: {error}", call_id=call.call_id, failed=True)
         paths = ", ".join(".".join(path) for path in expansion.requested_overrides)
         return Message("tool", f"opened: {paths}; your instructions and tools have them now", call_id=call.call_id)
+
+    def why_no_answer(self, turn: Turn) -> tuple[str, str] | None:
+        """Return why the text of a turn is no final answer, and what the model is told. None for an answer."""
+        if self.rendered.structured_output is not None:  # it is parsed
+            return None
+        why = why_no_answer(turn.text, {tool.name for tool in self.tools})
+        return NO_ANSWERS[why] if why is not None else None
 
     def finish(self, turn: Turn) -> PromptResponse[OutputT]:
         """Return the response of a turn without tool calls, and publish it. Raises OutputParseError."""

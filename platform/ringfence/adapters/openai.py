@@ -205,7 +205,8 @@ class ChatApi(ProviderApi):
         if answer.get("error") or not answer.get("choices"):
             raise error_of(answer, "the answer has no choices")
         choice = answer["choices"][0]
-        finished, message = choice.get("finish_reason"), choice.get("message") or {}
+        finished: Any = choice.get("finish_reason")
+        message: dict[str, Any] = choice.get("message") or {}
         if choice.get("error") or finished == "error":
             raise error_of({"error": choice.get("error")}, "the answer ended with an error")
         if finished is None:
@@ -214,10 +215,8 @@ class ChatApi(ProviderApi):
         text, refusal = _text(message.get("content")), message.get("refusal")
         if refusal or finished == "content_filter":
             return Turn(refusal or text or WITHHELD, (), usage, ended="refused")
-        asked = [(call.get("id"), call.get("function") or {}) for call in message.get("tool_calls") or ()]
-        calls = tuple(
-            ToolCall(call_id, function.get("name"), function.get("arguments") or "") for call_id, function in asked
-        )
+        asked: list[dict[str, Any]] = message.get("tool_calls") or []
+        calls = tuple(_call_of(call.get("id"), call.get("function") or {}) for call in asked)
         return Turn(text, calls, usage, ended="cut" if finished in CUT else "whole")
 
     def turn_of_events(self, events: Iterable[Any], on_text: Callable[[str], None]) -> Turn:
@@ -240,6 +239,10 @@ class ChatApi(ProviderApi):
                     calls.add(part)
         message = {"content": text, "refusal": refusal, "tool_calls": calls.whole}
         return self.turn({"choices": [{"message": message, "finish_reason": finished}], "usage": usage})
+
+
+def _call_of(call_id: Any, function: Mapping[str, Any]) -> ToolCall:
+    return ToolCall(call_id, cast("Any", function.get("name")), function.get("arguments") or "")
 
 
 class _StreamedCalls:
@@ -290,7 +293,7 @@ def _text(content: Any) -> str:
     """The text of an answer. Some servers send a list of parts of which some are text."""
     if not isinstance(content, list):
         return content or ""
-    parts = [part if isinstance(part, Mapping) else {"text": part} for part in cast("list[Any]", content)]
+    parts: list[Any] = [{"text": part} if isinstance(part, str) else part for part in cast("list[Any]", content)]
     return "".join(part["text"] for part in parts if part.get("type", "text") in ("text", "output_text"))
 
 

@@ -69,9 +69,9 @@ class AnswerError(Exception):
 def error_of(answer: Mapping[str, object], otherwise: str) -> AnswerError:
     """Return the error that an answer has in the place of a turn. One that says nothing of it may pass."""
     error = answer.get("error") or answer.get("message")
-    if not isinstance(error, Mapping):
-        return AnswerError(f"{otherwise}: {error}" if error else otherwise, CUT_OFF if not error else None)
     found = _mapping(error)
+    if not found:
+        return AnswerError(f"{otherwise}: {error}" if error else otherwise, CUT_OFF if not error else None)
     return AnswerError(str(found.get("message") or otherwise), found.get("code") or found.get("type"))
 
 
