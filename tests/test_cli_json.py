@@ -210,3 +210,16 @@ def test_a_run_that_uses_up_its_turns_has_reached_a_limit(tree: Path) -> None:
     assert (code, record["outcome"], record["turns"]) == (5, "limit_reached", 3)
     assert "3 turns without a final answer" in said
     assert ": 1 turn without a final answer" in run(tree, "--task", "x", "--max-turns", "1", turns=ENDLESS)[2]
+
+
+def test_a_run_that_repeats_itself_has_reached_a_limit(tree: Path) -> None:
+    code, record, said = run(tree, "--task", "x", "--max-repeats", "3", turns=ENDLESS)
+    assert (code, record["outcome"], record["turns"]) == (5, "limit_reached", 3)
+    assert "ls was called 3 times alike" in said
+
+
+def test_a_run_that_ends_with_a_call_as_text_is_not_done(tree: Path) -> None:
+    written = json.dumps({"text": '<tool_call>{"name": "ls", "arguments": {}}</tool_call>'})
+    code, record, said = run(tree, "--task", "x", turns=f"{written}\n" * 3)
+    assert (code, record["outcome"], record["text"]) == (3, "provider_failed", None)
+    assert "wrote a tool call as text" in said

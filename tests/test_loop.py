@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ringfence import Filesystem, InMemoryFilesystem
 from ringfence.adapters import (
     Conversation,
     Message,
@@ -230,6 +231,38 @@ def test_a_handler_finds_the_deadline_and_the_descriptor_in_the_rendering() -> N
     assert [one.descriptor for one in rendered] == [looking.descriptor] * 2
     plain = looking.render()
     assert (plain.deadline, plain.descriptor) == (None, looking.descriptor)
+
+
+def answers(adapter: ScriptedAdapter) -> list[str]:
+    return [message["content"] for message in adapter.requests[-1]["messages"] if message["role"] == "tool"]
+
+
+def test_from_the_third_equal_call_with_an_equal_answer_the_model_is_told_how_often() -> None:
+    turns = [calls("fail"), calls("fail", "a"), calls("fail"), calls("a"), calls("a", "fail"), {"text": "done"}]
+    adapter = ScriptedAdapter(turns)
+    adapter.evaluate(prompt(), session=Session())
+    told = [answer[:25] for answer in answers(adapter)]
+    assert told == [
+        *("no", "no", "echoed\n\n<a>", "[You made this call 3 tim", "echoed\n\n<a>"),
+        *("[You made this call 3 tim", "[You made this call 4 tim"),
+    ]
+    assert answers(adapter)[-1].endswith("]\n\nno")
+
+
+def test_a_call_is_not_repeated_where_a_file_changed_meanwhile() -> None:
+    files = prompt().bind(resources={Filesystem: InMemoryFilesystem()})
+    adapter = ScriptedAdapter([*[calls("fail", "fail", "a")] * 4, {"text": "done"}])
+    adapter.evaluate(files, session=Session())
+    assert not any("You made this call" in answer for answer in answers(adapter))
+
+
+def test_a_model_that_repeats_itself_is_stopped_where_there_is_a_limit() -> None:
+    adapter, session = ScriptedAdapter(lambda conversation: calls("fail")), Session()
+    adapter.max_repeats = 4
+    with pytest.raises(PromptEvaluationError, match="echo was called 4 times alike") as caught:
+        adapter.evaluate(prompt(), session=session)
+    assert caught.value.phase == "budget"
+    assert len(session[ToolInvoked].all()) == 4
 
 
 CALL = '{"name": "echo", "arguments": {"text": "a"}}'

@@ -29,6 +29,7 @@ class TaskLimits:
     seconds: float | None = None
     tokens: int | None = None
     turns: int | None = None
+    repeats: int | None = None
     memory_bytes: int | None = None
     cpus: float | None = None
     command_seconds: float | None = None

@@ -118,7 +118,7 @@ def _run(attempt: Attempt, place: Path, request: Request, stack: ExitStack) -> T
     task = attempt.task
     seconds = min(filter(None, (task.limits.seconds, request.deadline)), default=None)
     adapter = model_of(task.model, stack)
-    adapter.max_turns = task.limits.turns or MAX_TURNS
+    adapter.max_turns, adapter.max_repeats = task.limits.turns or MAX_TURNS, task.limits.repeats
     workspace = stack.enter_context(closing(_open(task, place)))
     workspace.left_out = (*workspace.left_out, *describe_left_out(task, place / "tree"))
     stack.enter_context(masked_logs(workspace.secrets))

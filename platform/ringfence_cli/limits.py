@@ -30,6 +30,7 @@ class RunLimits:
     sections: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
     ask_seconds: float | None = None
+    repeats: int | None = None
 
     def describe(self) -> str:
         """Return the terms as options of the command line."""
@@ -41,6 +42,7 @@ class RunLimits:
         options += [f"--deadline {self.seconds:.0f}s"] if self.seconds is not None else []
         options += [f"--max-tokens {self.tokens}"] if self.tokens is not None else []
         options += [f"--max-turns {self.turns}"] if self.turns is not None else []
+        options += [f"--max-repeats {self.repeats}"] if self.repeats is not None else []
         return " ".join(options)
 
     def less(self, seconds: float, tokens: int, turns: int) -> RunLimits:
@@ -74,6 +76,7 @@ class RunLimits:
             tuple(dict.fromkeys((*self.sections, *given.sections))),
             tuple(dict.fromkeys((*self.asks, *given.asks))),
             self.ask_seconds if given.ask_seconds is None else given.ask_seconds,
+            self.repeats if given.repeats is None else given.repeats,
         )
         if used_up := limits.used_up():
             raise click.UsageError(

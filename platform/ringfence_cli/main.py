@@ -119,6 +119,12 @@ def ringfence() -> None:
 @click.option("--deadline", callback=seconds, metavar="TIME", help="Stop after this time: 90s, 10m, 2h.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop when the model has used more.")
 @click.option("--max-turns", type=click.IntRange(min=1), metavar="N", help="Stop after N turns.  [default: 200]")
+@click.option(
+    "--max-repeats",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Stop when the agent has made a call N times with the same answer, while no file changed.",
+)
 @SECTION
 @POLICY
 @ALLOW_GIT

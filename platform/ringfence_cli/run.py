@@ -94,6 +94,7 @@ class RunOptions:
     deadline: float | None
     max_tokens: int | None
     max_turns: int | None
+    max_repeats: int | None
     sections: tuple[str, ...]
     policies: tuple[str, ...]
     with_ignored: bool
@@ -141,6 +142,7 @@ class RunOptions:
             tuple(map(absolute_code, self.sections)),
             self.asks,
             self.ask_seconds,
+            self.max_repeats,
         )
 
 
@@ -240,7 +242,7 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
     workspace.with_ignored, workspace.allows_git = options.with_ignored, options.allow_git
     with reserve_stdout(limits.sections):
         sections = sections_of(limits.sections, directory)
-    adapter.max_turns = limits.turns or MAX_TURNS
+    adapter.max_turns, adapter.max_repeats = limits.turns or MAX_TURNS, limits.repeats
     # Opened only now, so that a new file in the directory itself is not taken for one of its own.
     patch = open_output(OutputFile, options.patch, directory, stack)
     receipts = open_output(ReceiptsFile, options.receipts, directory, stack)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +31,7 @@ from ringfence.adapters.model import (
     ToolChoice,
     Turn,
 )
-from ringfence.adapters.tool_executor import ToolExecutor, check_arguments
+from ringfence.adapters.tool_executor import ToolCallResult, ToolExecutor, check_arguments
 from ringfence.adapters.written_calls import why_no_answer
 from ringfence.errors import (
     ContextWindowExceededError,
@@ -75,6 +77,8 @@ MAX_INVALID_ANSWERS = 2
 """The number of consecutive requests for another final answer, after an answer that does not parse."""
 
 
+FIRST_REPEAT = 3
+REPEATED = "[You made this call {} times and always had this answer; no file has changed meanwhile. Do something else.]"
 NO_ANSWERS = {
     "call": (
         "the model wrote a tool call as text: its server does not read the calls of this model",
@@ -107,6 +111,8 @@ class LoopAdapter(ABC):
     """
 
     max_turns: int = MAX_TURNS
+    max_repeats: int | None = None
+    """How often a call may be made with the same answer, while nothing changes. The evaluation then ends."""
     tool_choice: ToolChoice = "auto"
     """The tool choice of the first request. "none" holds for all requests.
 
@@ -203,6 +209,8 @@ class _Evaluation(Generic[OutputT]):
         self.expansions_left = sum(1 for _ in prompt.template.walk())
         self.feedbacks = Feedbacks(prompt.template.feedback_providers, self.name)
         self.calls = 0
+        self.repeats = Counter[bytes]()
+        """How often each call had its answer since a call last changed a file."""
 
     @contextmanager
     def published(self) -> Generator[None]:
@@ -351,10 +359,29 @@ class _Evaluation(Generic[OutputT]):
             self.calls += 1
             context = FeedbackContext(self.prompt, self.session, self.calls, self.options.deadline)
             feedback = self.feedbacks.after(context)
-            text = f"{ended.text}\n\n{feedback}" if feedback else ended.text
+            text = self.count_repeat(call, ended)
+            text = f"{text}\n\n{feedback}" if feedback else text
             self.add(Message("tool", text, call_id=call.call_id, failed=not ended.result.success))
         places = {call.call_id: place for place, call in enumerate(calls)}
         self.messages[begun:] = sorted(self.messages[begun:], key=lambda answer: places[answer.call_id])
+
+    def count_repeat(self, call: ToolCall, ended: ToolCallResult) -> str:
+        """Return the answer to a call. It begins with how often the call had this answer, from the third time on.
+
+        Raises PromptEvaluationError if it was too often.
+        """
+        if ended.receipt.changes and ended.receipt.outcome == "committed":
+            self.repeats.clear()
+            return ended.text
+        arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(serde.dump_any(call.arguments))
+        said = "\0".join((call.name, arguments, ended.text)).encode("utf-8", "surrogatepass")
+        known = hashlib.sha256(said).digest()  # answers may be long
+        self.repeats[known] += 1
+        count, limit = self.repeats[known], self.adapter.max_repeats
+        if limit is not None and count >= limit:
+            what = sendable(call.name)
+            raise self.failure(f"{what} was called {count} times alike, and had the same answer each time", "budget")
+        return f"{REPEATED.format(count)}\n\n{ended.text}" if count >= FIRST_REPEAT else ended.text
 
     def open_sections(self, call: ToolCall, expansion: VisibilityExpansionRequired) -> Message:
         """Render the prompt again with the requested sections in full, and return the answer to the call."""
