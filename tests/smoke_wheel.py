@@ -67,7 +67,7 @@ def main(checkout: Path) -> None:
     count = import_everything()
     from ringfence.extras import missing
 
-    assert "pip install 'openai>=" in missing("openai", "openai")
+    assert "pip install 'ringfence[openai]" in missing("openai", "openai")
     subprocess.run([Path(sys.executable).with_name("ringfence"), "--help"], check=True, stdout=subprocess.DEVNULL)
     print(f"the wheel holds {len(found)} files, and its {count} modules import alone")
 

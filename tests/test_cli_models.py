@@ -152,7 +152,7 @@ def test_a_package_that_is_missing_is_named(tree: Path) -> None:
     command = [sys.executable, "-c", code, "run", str(tree), "--task", "x", "--model", "openai:m"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "ringfence's extra 'openai' needs: pip install 'openai>=" in " ".join(done.stderr.split())
+    assert "ringfence's extra 'openai' needs: pip install" in " ".join(done.stderr.split())
 
 
 def shown(view: View) -> str:

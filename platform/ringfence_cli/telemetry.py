@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from threading import Thread
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from ringfence.extras import install_command
 from ringfence_cli.outputs import ErrorStream
 from ringfence_tools.printable import one_line
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_ENDPOINT, METRICS_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
 PROTOCOL = "http/protobuf"
-PACKAGES = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
 SHUTDOWN_SECONDS = 5.0
 """That the command waits at its end for a collector to take what is left."""
 
@@ -44,7 +46,8 @@ def telemetry_of(errors: ErrorStream, files: ExitStack) -> Telemetry | None:
             _set_up(errors, files)
         from ringfence.telemetry import Telemetry
     except ImportError as error:
-        errors.say(f"ringfence: no telemetry: {error.name} is not installed: pip install {PACKAGES}")
+        command = install_command(Path(sys.prefix), packages=PACKAGES)
+        errors.say(f"ringfence: no telemetry: {error.name} is not installed: {command}")
         return None
     except Exception as error:  # a broken exporter does not stop the command
         errors.say(f"ringfence: no telemetry: {one_line(str(error), 300)}")

@@ -120,13 +120,15 @@ def _initialize_request(line: bytes) -> dict[str, Any] | None:
             "method": "initialize",
             "params": {
                 "protocolVersion": str(version),
-                "capabilities": dict(capabilities),
+                "capabilities": dict(),
                 "clientInfo": {"name": str(), "version": str()},
             },
         }:
-            offered = cast("dict[str, object]", capabilities).values()
-            known = version in VERSIONS and all(isinstance(one, dict) for one in offered)
+            found = cast("dict[str, Any]", request)
+            known = version in VERSIONS and all(
+                isinstance(one, dict) for one in found["params"]["capabilities"].values()
+            )
             is_id = isinstance(number, str) or (not isinstance(number, bool) and abs(number) < MAX_ID)
-            return cast("dict[str, Any]", request) if known and is_id else None
+            return found if known and is_id else None
         case _:
             return None
