@@ -44,6 +44,20 @@ EXAMPLES = [
 ]
 
 
+TABLE_HEAD = re.compile(r"\|(?: ?:?-+:? ?\|)+")
+
+
+@pytest.mark.parametrize("where", [*PAGES, README], ids=lambda one: one.name)
+def test_every_table_has_a_head_and_as_many_cells_in_each_row(where: Page) -> None:
+    text = re.sub(r"^```.*?^```", "", where.path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE):
+        rows = table.splitlines()
+        assert len(rows) > 2, rows
+        assert TABLE_HEAD.fullmatch(rows[1]), rows[:2]
+        # A bar in code is written as \\|.
+        assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {rows[1].count("|")}, table
+
+
 def module_of(path: Path) -> ModuleType:
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None

@@ -144,3 +144,29 @@ def test_a_shell_can_complete_commands_and_options(shell: str) -> None:
     assert "_RINGFENCE_COMPLETE" in completed(_RINGFENCE_COMPLETE=f"{shell}_source")
     words = {"COMP_WORDS": "ringfence run --with", "COMP_CWORD": "2" if shell != "fish" else "--with"}
     assert "--with-ignored" in completed(_RINGFENCE_COMPLETE=f"{shell}_complete", **words)
+
+
+def test_in_a_directory_below_the_commands_go_up_to_the_workspace_and_name_it(tree: Path) -> None:
+    below = tree / "below/more"
+    below.mkdir(parents=True)
+    for words in (["log"], ["show", "1"], ["diff", "--stat"], ["export"], ["undo", "--dry-run"], ["recover"]):
+        above, here = ringfence(*words, cwd=tree), ringfence(*words, cwd=below)
+        assert here.returncode == 0, here.stderr
+        assert here.stdout == above.stdout
+        assert f"in {tree.resolve()}," in here.stderr.decode()
+        assert b"in its history" not in above.stderr
+    given = ringfence("log", "below", cwd=tree)
+    assert given.returncode == 1
+    assert f"it is in {tree.resolve()}, which has one" in given.stderr.decode()
+    assert ringfence("undo", cwd=below).returncode == 0
+
+
+def test_a_step_is_shown_by_its_files_alone(tree: Path) -> None:
+    listed = ringfence("show", "1", "--stat", cwd=tree).stdout.decode()
+    assert listed.splitlines()[0].startswith("step 1: ")
+    assert "a.txt" in listed
+    assert listed.splitlines()[-1].startswith("1 file changed, +")
+    assert "diff --git" not in listed
+    shown = json.loads(ringfence("show", "1", "--stat", "--json", cwd=tree).stdout)
+    assert [one["path"] for one in shown["files"]] == ["a.txt"]
+    assert "patch" not in shown

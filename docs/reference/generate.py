@@ -42,7 +42,7 @@ def first_sentence(docstring: str) -> str:
 
 def description(name: str, value: object) -> str:
     if not (inspect.isclass(value) or inspect.isroutine(value)):
-        return "" if hasattr(value, "__dict__") else f"`{value!r}`"
+        return "" if hasattr(value, "__dict__") else f"`{value!r}`".replace("|", "\\|")
     docstring = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
     if not isinstance(docstring, str) or docstring.startswith(f"{name}("):  # a dataclass's own signature
         return ""

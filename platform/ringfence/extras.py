@@ -38,7 +38,7 @@ def install_command(
     ``source`` is its direct_url.json: where it was installed from, if not by its name.
     """
     if (prefix / "uv-receipt.toml").is_file():  # a new installation takes the place of the one that is there
-        extras = sorted({*_extras_of(prefix / "uv-receipt.toml"), *([extra] if extra else [])})
+        extras = sorted({*_extras_of(prefix / "uv-receipt.toml"), *filter(None, [extra])})
         more = [word for package in packages for word in ("--with", package)]
         return shlex.join(["uv", "tool", "install", *_requirement(extras, source), *more])
     requirement = _requirement([extra], source) if extra else []
@@ -47,14 +47,14 @@ def install_command(
     return shlex.join(["pip", "install", *requirement, *packages])
 
 
-def _extras_of(receipt: Path) -> list[str]:
+def _extras_of(receipt: Path) -> Sequence[str]:
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # of another form
         requirements = tomllib.loads(receipt.read_text())["tool"]["requirements"]
         return [extra for one in requirements if one["name"] == NAME for extra in one.get("extras", ())]
     return []
 
 
-def _requirement(extras: list[str], source: str | None) -> list[str]:
+def _requirement(extras: Sequence[str], source: str | None) -> list[str]:
     """Return the requirement, after the option that it needs."""
     brackets = f"[{','.join(extras)}]" if extras else ""
     named = f"{NAME}{brackets}"

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec
 
@@ -24,7 +25,7 @@ from ringfence_cli.options import AS_JSON, THIS_DIRECTORY, WITH_IGNORED, Command
 from ringfence_cli.outputs import ErrorStream, OutputFile, open_output, put, put_diff, recording
 from ringfence_cli.signals import Signals
 from ringfence_cli.task_log import forget_tasks, recorded_runs, recorded_tasks
-from ringfence_sandbox import StateDirectoryError, Workspace, describe_replaced_root
+from ringfence_sandbox import StateDirectoryError, Workspace, describe_replaced_root, find_workspace
 from ringfence_tools.printable import (
     how_to_look,
     ignored_line,
@@ -55,7 +56,22 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would beco
 
 
 def _command(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
-    return click.command(cls=HistoryCommand)(THIS_DIRECTORY(AS_JSON(click.pass_obj(function))))
+    @wraps(function)
+    def in_workspace(invocation: Invocation, directory: Path, *args: P.args, **kwargs: P.kwargs) -> int:
+        return function(invocation, _workspace_of(directory), *args, **kwargs)
+
+    return click.command(cls=HistoryCommand)(THIS_DIRECTORY(AS_JSON(click.pass_obj(in_workspace))))
+
+
+def _workspace_of(directory: Path) -> Path:
+    """Return the workspace that contains the current directory, as git does. Another DIR is meant as it is."""
+    if directory != Path():
+        return directory
+    above = find_workspace(directory)
+    if above is None or above == Path(os.path.realpath(directory)):
+        return directory
+    ErrorStream().say(f"ringfence: in {escape_path(str(above))}, which has this directory in its history")
+    return above
 
 
 class HistoryCommand(Command):
@@ -89,6 +105,7 @@ def _step_name(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 STEP = click.argument("step", callback=_step_name)
+STAT = click.option("--stat", is_flag=True, help="Only list the changed files, each with the numbers of its lines.")
 FROM = click.argument("a", callback=_step_name, required=False)
 TO = click.argument("b", callback=_step_name, required=False)
 
@@ -112,8 +129,9 @@ def log(invocation: Invocation, directory: Path, aborted: bool, limit: int | Non
 @_command
 @STEP
 @click.option("--aborted", is_flag=True, help="STEP is the number of something that a rollback took away.")
+@STAT
 @WITH_IGNORED
-def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool, with_ignored: bool) -> int:
+def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool, stat: bool, with_ignored: bool) -> int:
     """Show what a step of DIR changed. STEP is a number or a name."""
     if aborted and not isinstance(step, int):
         raise click.UsageError("with --aborted STEP is a number, as `ringfence log --aborted` has it")
@@ -130,7 +148,7 @@ def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool,
                 "changes": [change_json(change) for change in found.changes],
                 "left_out": _left_out(found.left_out),
                 "ignored": len(found.ignored),
-                **patch_json(found.patch),
+                **({"files": patch_stats(found.patch)} if stat else patch_json(found.patch)),
             }
         )
         return 0
@@ -149,15 +167,17 @@ def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool,
         lines.append("not in the history: " + one_line(f"{escape_path(path)} ({reason})", 200))
     lines += [f"not in the patch: {line}" for line in unpatchable_changes(found.changes)]
     lines += [ignored_line(len(found.ignored))] if found.ignored else []
-    put("".join(f"{printable(line)}\n" for line in (*lines, "")).encode())
-    put_diff(found.patch)
+    lines += ["", *(stat_lines(found.patch) if stat else ())]
+    put("".join(f"{printable(line)}\n" for line in lines).encode())
+    if not stat:
+        put_diff(found.patch)
     return 0
 
 
 @_command
 @FROM
 @TO
-@click.option("--stat", is_flag=True, help="Only list the changed files, each with the numbers of its lines.")
+@STAT
 @WITH_IGNORED
 def diff(
     invocation: Invocation, directory: Path, a: StepName | None, b: StepName | None, stat: bool, with_ignored: bool

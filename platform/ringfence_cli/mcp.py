@@ -21,6 +21,7 @@ from ringfence.extras import missing
 from ringfence_cli.client_edits import NAME, STATE_VARIABLES, Edit, Record
 from ringfence_cli.client_switches import switched_off
 from ringfence_cli.options import Interruptible, NotStartedError
+from ringfence_cli.outputs import put, put_line
 
 if TYPE_CHECKING:
     from ringfence_cli.config_files import ConfigFile, KeyPath
@@ -262,18 +263,18 @@ def change(
         files = _edited(edits, record, add=installs)
         changed = [file for file in files if file.text != file.before]
         for file in changed:
-            click.echo(_diff(file), nl=False)
+            put(_diff(file).encode())
         if by_command and client.commands is not None:
             _run(client, client.commands(server, installs), add=installs, dry_run=dry_run)
         for entry in record.left:
-            click.echo(f"{entry} stays: it was there before the server, or nothing tells that it was not")
+            put_line(f"{entry} stays: it was there before the server, or nothing tells that it was not")
         if not by_command and not changed:
             state = "is registered already" if installs else "is not registered"
-            click.echo(f"{client.title}: the server {state} in {files[0].path}, and nothing was changed")
+            put_line(f"{client.title}: the server {state} in {files[0].path}, and nothing was changed")
             other = _edited([Edit(client.file(personal=not personal), client.key, {})], Record.load(), add=False)[0]
             if not installs and other.text != other.before:
                 scope = "without --global, in this directory" if personal else "with --global"
-                click.echo(f"It is registered in {other.path}: uninstall it {scope}")
+                put_line(f"It is registered in {other.path}: uninstall it {scope}")
             if installs:
                 _say_switches(name)
             return
@@ -288,9 +289,9 @@ def change(
     except (OSError, ValueError) as error:
         raise NotStartedError(str(error)) from error
     if installs and not dry_run:
-        click.echo(f"{client.title}: {'start it anew' if personal else client.next_step}")
+        put_line(f"{client.title}: {'start it anew' if personal else client.next_step}")
         if exclusive and name == "gemini" and not personal:
-            click.echo("Its own tools are switched off in all projects: it reads policies from your home only")
+            put_line("Its own tools are switched off in all projects: it reads policies from your home only")
     if installs:
         _say_switches(name)
     if not installs and not exclusive and client.exclusive is not None:
@@ -299,12 +300,12 @@ def change(
             left = _edited(client.exclusive(client.directory(personal=personal), personal), record, add=False)
         if any(file.text != file.before for file in left):
             back = f"`ringfence mcp uninstall {name}{' --global' if personal else ''} --exclusive` switches them on"
-            click.echo(f"{client.title}: some of its own tools are switched off; {back}")
+            put_line(f"{client.title}: some of its own tools are switched off; {back}")
 
 
 def _say_switches(name: str) -> None:
     for line in switched_off(name, Path.cwd()):
-        click.echo(f"{CLIENTS[name].title}: {line}")
+        put_line(f"{CLIENTS[name].title}: {line}")
 
 
 def _check(options: Sequence[str]) -> None:
@@ -342,7 +343,7 @@ def _edited(edits: Sequence[Edit], record: Record, *, add: bool) -> list[ConfigF
 
 def _run(client: Client, command: Sequence[str], *, add: bool, dry_run: bool) -> None:
     """The client's own command. A server that it has, or has not, already is no failure."""
-    click.echo(f"$ {shlex.join(command)}")
+    put_line(f"$ {shlex.join(command)}")
     if dry_run:
         return
     if shutil.which(command[0]) is None:

@@ -121,6 +121,11 @@ def put(data: bytes) -> None:
         _lead_nowhere(sys.stdout.fileno())
 
 
+def put_line(text: object) -> None:
+    """Write a line to standard output, as `put` does."""
+    put(f"{text}\n".encode(errors="backslashreplace"))
+
+
 def _lead_nowhere(descriptor: int) -> None:
     """Drop the buffer of a stream. Else the write would fail again when Python closes the stream."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

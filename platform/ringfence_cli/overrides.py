@@ -32,6 +32,7 @@ def overrides() -> None:
 def list_files(root: Path | None) -> int:
     """List the files with overrides, and how much is in each."""
     from ringfence.errors import PromptOverridesError
+    from ringfence_cli.outputs import put_line
     from ringfence_tools.printable import one_line, plural, printable
 
     store = _open_store(root)
@@ -46,7 +47,7 @@ def list_files(root: Path | None) -> int:
             continue
         if one is not None:
             counts = f"{plural(len(one.sections), 'section')}, {plural(len(one.tools), 'tool')}"
-            click.echo(printable(f"{one.ns}:{one.prompt_key} {one.tag}  {counts}  {path}"))
+            put_line(printable(f"{one.ns}:{one.prompt_key} {one.tag}  {counts}  {path}"))
     return 0
 
 
@@ -61,6 +62,7 @@ def check(prompt: str, root: Path | None, tag: str) -> int:
     """
     from ringfence.errors import PromptOverridesError
     from ringfence.prompt.overrides import select_fitting
+    from ringfence_cli.outputs import put_line
     from ringfence_tools.printable import one_line, plural
 
     loaded, store = _load_prompt(prompt), _open_store(root)
@@ -71,7 +73,7 @@ def check(prompt: str, root: Path | None, tag: str) -> int:
         raise click.ClickException(str(error)) from None
     problems = select_fitting(loaded.descriptor, there)[1] if there is not None else []
     for problem in problems:
-        click.echo(one_line(problem, 500))
+        put_line(one_line(problem, 500))
     click.echo(f"{plural(len(problems), 'override')} of {path} would be left out" if problems else "all fit", err=True)
     return 1 if problems else 0
 

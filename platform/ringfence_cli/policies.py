@@ -12,6 +12,7 @@ from ringfence.errors import PromptValidationError
 from ringfence.filesystem.paths import escape_path
 from ringfence.prompt.policy import Policy
 from ringfence_cli.options import THIS_DIRECTORY, Interruptible
+from ringfence_cli.outputs import put_line
 from ringfence_sandbox import record_root, store_directory
 from ringfence_tools.policy_specs import parse_policy_file, parse_specs, strictest
 from ringfence_tools.spec_error import SpecError
@@ -34,7 +35,7 @@ def file(directory: Path) -> int:
     """
     path = owner_file(directory)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # for an editor
-    click.echo(path)
+    put_line(path)
     return 0
 
 

@@ -28,6 +28,7 @@ def doctor(invocation: Invocation, image: str | None) -> int:
 
     Exit codes: 0 everything works, 4 something does not.
     """
+    from ringfence_cli.outputs import put_line
     from ringfence_sandbox import Finding, examine_sandbox
     from ringfence_tools.printable import printable
 
@@ -35,9 +36,9 @@ def doctor(invocation: Invocation, image: str | None) -> int:
     for finding in examine_sandbox(image):
         findings.append(finding)
         if not invocation.wants_json:
-            click.echo(printable(f"{'works' if finding.works else 'FAILS':6} {finding.name}: {finding.found}"))
+            put_line(printable(f"{'works' if finding.works else 'FAILS':6} {finding.name}: {finding.found}"))
             if not finding.works and finding.advice:
-                click.echo(printable(f"       -> {finding.advice}"))
+                put_line(printable(f"       -> {finding.advice}"))
     everything = all(finding.works for finding in findings)
     if invocation.wants_json:
         invocation.put_json({"works": everything, "findings": [asdict(finding) for finding in findings]})
@@ -66,7 +67,7 @@ def build(
     devcontainer.json. `run` and `serve` use the image for DIR from then on. NAME is python (the default image), node
     (with Node.js, too) or base (a shell, no Python); built ones are left as they are. Prints the names of images.
     """
-    from ringfence_cli.outputs import ErrorStream
+    from ringfence_cli.outputs import ErrorStream, put_line
     from ringfence_sandbox import build_images, build_project_image
 
     progress = ErrorStream().say
@@ -78,11 +79,11 @@ def build(
     if directory is not None and source is not None:
         raise click.UsageError("--from is for the images that come with ringfence, not for that of a project")
     if directory is not None:
-        click.echo(build_project_image(directory, image=image, containerfile=containerfile, progress=progress))
+        put_line(build_project_image(directory, image=image, containerfile=containerfile, progress=progress))
         return 0
     try:
         for built in build_images(names, source, progress):
-            click.echo(built)
+            put_line(built)
     except ValueError as error:
         raise click.UsageError(f"{error}; and there is no such directory") from None
     return 0

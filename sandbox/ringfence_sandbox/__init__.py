@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.store_roots import describe_replaced_root, record_root
     from ringfence_sandbox.transaction.interrupted_calls import KilledCall, UnfinishedCall, unfinished_calls
     from ringfence_sandbox.transaction.recovery import Recovered
-    from ringfence_sandbox.workspace import Reversal, Workspace
+    from ringfence_sandbox.workspace import Reversal, Workspace, find_workspace
 
 __all__ = [
     "CallProcess",
@@ -64,6 +64,7 @@ __all__ = [
     "describe_replaced_root",
     "describe_stale_image",
     "examine_sandbox",
+    "find_workspace",
     "forget_store",
     "is_output",
     "is_reserved",
@@ -106,6 +107,7 @@ _MODULES = {
     "describe_replaced_root": "ringfence_sandbox.store_roots",
     "describe_stale_image": "ringfence_sandbox.project.project_image",
     "examine_sandbox": "ringfence_sandbox.doctor",
+    "find_workspace": "ringfence_sandbox.workspace",
     "forget_store": "ringfence_sandbox.history_stores",
     "is_output": "ringfence_sandbox.disk.outputs",
     "is_reserved": "ringfence_sandbox.disk.confined",

@@ -9,6 +9,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence, 
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
@@ -97,6 +98,12 @@ class Reversal:
             for path, reason in self.reasons.items()
             if reason != DROPPED and self.outcomes[path] in ("restored", "removed")
         ]
+
+
+def find_workspace(directory: str | os.PathLike[str]) -> Path | None:
+    """Return the nearest directory that has a history: this one, or one above it."""
+    roots = with_those_above(os.path.realpath(directory))
+    return next((Path(root) for root in roots if os.path.isdir(os.path.join(store_of(root), FOLDER))), None)
 
 
 def _check_directory(path: str) -> None:
@@ -204,10 +211,9 @@ class Workspace:
                 raise FileNotFoundError(store.folder)
         except FileNotFoundError:
             filesystem.close()
-            known = (one for one in with_those_above(root) if os.path.isdir(os.path.join(store_of(one), FOLDER)))
-            above = next(known, None)
+            above = find_workspace(root)
             advice = f"`ringfence run {root}` or `ringfence serve {root}` begins one"
-            if above not in (None, root):
+            if above not in (None, Path(root)):
                 advice = f"it is in {above}, which has one"
             raise FileNotFoundError(f"{root} has no history yet: {advice}") from None
         workspace = cls(filesystem, store, None)
