@@ -370,6 +370,28 @@ def test_a_page_that_there_is_no_room_for_is_told_by_its_own_name_and_leaves_not
     assert os.listdir(tmp_path) == []
 
 
+def test_what_a_message_has_between_backticks_is_code_and_what_stands_there_is_text() -> None:
+    denied = PolicyVerdict("mine", False, "run `a<b>` first")
+    told = replace(receipt("x", None), message="run `a<b>` first", policies=[denied])
+    page = str(render_call(told, "`answer`", Path("/r")))
+    shown = parsed(page)
+    assert "<code>a&lt;b&gt;</code>" in page
+    assert "run `" not in page
+    assert "`answer`" in shown.said, "what a model or a tool has written stays as it is"
+
+
+def test_no_number_breaks_in_the_column_of_sizes() -> None:
+    file, link = FileVersion("file", 0o644, 2_420), FileVersion("symlink", 0o777, 99, target="x" * 99)
+    changed = receipt("done", None, "committed")
+    page = str(
+        render_call(replace(changed, changes=(Change("a", None, file), Change("b", None, link))), "", Path("/r"))
+    )
+    assert '<td class="size">2,420 bytes, mode 644</td>' in page
+    assert "<td>a link to " in page, "a long target may break anywhere"
+    template = Path(pages.__file__).parent / "templates/report.html.j2"
+    assert ".size { overflow-wrap: normal; }" in template.read_text()
+
+
 def test_a_long_value_is_cut_and_says_so() -> None:
     piece = parsed(render_call(receipt("x", Params("<" * 1_000_000)), "", Path())).text
     assert "[... 996,000 more characters]" in piece

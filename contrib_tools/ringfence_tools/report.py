@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import reprlib
 import secrets
 import shlex
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from jinja2 import Environment, PackageLoader
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ringfence import serde
 from ringfence.adapters.model import ModelTurn
@@ -64,6 +65,7 @@ MAX_RECORD_CHARACTERS = 5_000_000
 """The most HTML for turns and calls."""
 MAX_PATCH_CHARACTERS = 3_000_000
 MAX_FILE_LINES, MAX_LINE_CHARACTERS = 2_000, 1_000
+_CODE = re.compile(r"`([^`\n]+)`")
 OPENED_LINES = 400
 """The most lines of a patch that are unfolded. A file with more lines than are left of them is folded."""
 KINDS = {b"@": "hunk", b"+": "add", b"-": "del"}
@@ -172,6 +174,13 @@ def _patched_file(name: str, lines: list[bytes], *, is_open: bool) -> PatchedFil
 def text(value: str, limit: int = MAX_TEXT_CHARACTERS) -> str:
     rest = len(value) - limit
     return printable(value[:limit]) + (f"[... {rest:,} more characters]" if rest > 0 else "")
+
+
+def _with_code(value: str) -> Markup:
+    """Return a message as HTML, with what stands between backticks as code."""
+    parts = _CODE.split(value)  # every second one is code
+    shown = [Markup("<code>{}</code>").format(part) if at % 2 else escape(part) for at, part in enumerate(parts)]
+    return Markup().join(shown)
 
 
 def _ends(value: str) -> str:
@@ -289,6 +298,7 @@ def _template() -> Any:
         "path": _path,
         "paths_line": _paths_line,
         "quote": shlex.quote,
+        "with_code": _with_code,
         "ends": _ends,
         "values": _values,
         "sizes": _sizes,
