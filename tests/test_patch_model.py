@@ -186,17 +186,21 @@ def test_a_patch_of_either_form_gives_what_it_says_or_nothing(data: st.DataObjec
         return
     for hunk in hunks if marked else ():
         hunk.marks = data.draw(st.sets(st.integers(0, len(hunk.rows) - 1), max_size=2))
-    unified = "".join(["--- a/f\n+++ b/f\n", *(hunk.unified() for hunk in hunks)])
-    body = "".join(hunk.text("@@") for hunk in hunks)
-    at_end = "*** End of File\n" * (hunks[-1].reaches_end and data.draw(st.booleans()))
-    v4a = f"*** Begin Patch\n*** Update File: f\n{body}{at_end}*** End Patch\n"
+    names, at_end = "--- a/f\n+++ b/f\n", "*** End of File\n" * (hunks[-1].reaches_end and data.draw(st.booleans()))
+    numbered, bare = (
+        "".join(texts) + at_end for texts in zip(*((h.unified(), h.text("@@")) for h in hunks), strict=True)
+    )
+    begin, end = "*** Begin Patch\n", "*** End Patch\n"
+    unified, mixed = names + numbered, data.draw(st.sampled_from(["", names])) + numbered
+    v4a = f"*** Update File: f\n{bare}{end}"
     makes_sense, newline = model_says(old, hunks)
     texts = [line.text for line in old]
     ambiguous = any(
         not hunk.old or sum(texts[at : at + len(hunk.old)] == hunk.old for at in range(len(texts))) > 1
         for hunk in hunks
     )
-    for patch, may_be_refused in ((unified, False), (v4a, ambiguous)):
+    patches = [(unified, False), (f"{begin}{unified}{end}", False), (f"{begin}*** Update File: f\n{mixed}{end}", False)]
+    for patch, may_be_refused in (*patches, (v4a, ambiguous), (begin + v4a, ambiguous)):
         try:
             (file,) = parse_patch(patch)
             done = apply_patch(file, joined(old))

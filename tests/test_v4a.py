@@ -47,6 +47,17 @@ def update(body: str, path: str = "f") -> str:
         ("@@\n a\n-b\n+c\n", "a\nb\n", "a\nc\n"),
         (" a\n-b\n+c\n", "a\nb\n", "a\nc\n"),
         ("@@ class B:\n-        return 1\n+        return 2\n", CODE, CODE[:-2] + "2\n"),
+        ("@@ class B: @@\n-        return 1\n+        return 2\n", CODE, CODE[:-2] + "2\n"),
+        ("@@ class B:\n class B:\n     def f(self):\n-        return 1\n+        return 2\n", CODE, CODE[:-2] + "2\n"),
+        ("@@ class B:\n@@     def f(self):\n     def f(self):\n-        return 1\n+        return 2\n", CODE,
+         CODE[:-2] + "2\n"),
+        ("@@ class B:\n-class B:\n+class C:\n@@ class B:\n-        return 1\n+        return 2\n", CODE,
+         CODE.replace("B", "C")[:-2] + "2\n"),
+        ("@@ -7 +7 @@\n-        return 1\n+        return 2\n", CODE, CODE[:-2] + "2\n"),
+        ("@@ -7,1 +7,1 @@ class A:\n-        return 1\n+        return 2\n", CODE, CODE[:-2] + "2\n"),
+        ("@@ -1,0 +2 @@\n+x\n", "a\nb\n", "a\nx\nb\n"),
+        ("@@ ... @@\n-b\n+c\n", "a\nb\n", "a\nc\n"),
+        ("--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n", "a\nb\n", "a\nc\n"),
         ("@@ class B:\n@@     def f(self):\n+        # new\n", "class B:\n    def f(self):\n        x\n",
          "class B:\n    def f(self):\n        # new\n        x\n"),
         ("@@\n-a\n+x\n@@\n-c\n+z\n", "a\nb\nc\n", "x\nb\nz\n"),
@@ -76,6 +87,9 @@ def test_hunks_that_fit(body: str, before: str, after: str) -> None:
         ("@@\n-        return 1\n+        return 2\n", CODE, "fits at lines 3, 7"),
         ("@@ class C:\n-        return 1\n+        return 2\n", CODE, "class C:"),
         ("@@ class B:\n-class A:\n+class Z:\n", CODE, "above what its header names"),
+        ("@@     def f(self):\n+        # new\n", CODE, "lines 2, 6"),
+        ("@@ -9 +9 @@\n-        return 1\n+        return 2\n", CODE, "fits at lines 3, 7"),
+        ("@@ -1,3 +1,4 @@\n+x\n", CODE, "nothing shows where"),
         ("@@\n-c\n+z\n@@\n-a\n+x\n", "a\nb\nc\n", "above the hunk before it"),
         ("@@\n+z\n", "a\n", "nothing shows where"),
         ("@@\n-x\n+z\n", "a\n", "none of its old lines"),
@@ -99,6 +113,12 @@ def test_hunks_that_do_not_fit_in_exactly_one_place_change_nothing(body: str, be
         ("*** Begin Patch\n*** Add File: n\na\n*** End Patch\n", "line 3 of the patch: each line of a new file"),
         ("*** Begin Patch\n*** Delete File: f\n-a\n*** End Patch\n", "line 3 of the patch: a file that is deleted"),
         ("*** Begin Patch\nf\n*** End Patch\n", "line 2 of the patch: a file begins with"),
+        ("*** Update File: f\n@@\n-a\n+b\n", "cut off"),
+        ("*** Begin Patch\n*** Add File: n", "cut off"),
+        ("*** Begin Patch\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n", "cut off"),
+        (update("@@ -1 +1 @@\n"), "line 3 of the patch: this hunk has no lines"),
+        (update("--- a/g\n+++ b/g\n@@ -1 +1 @@\n-a\n+b\n"), "line 3 of the patch: names of a unified diff"),
+        (update("@@\n-a\n+b\n--- a/g\n+++ b/g\n@@ -1 +1 @@\n-a\n+b\n"), "line 6 of the patch: names of a unified diff"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_line(patch: str, said: str) -> None:
@@ -121,6 +141,30 @@ def test_a_patch_in_a_fence_or_with_other_line_ends_is_the_same() -> None:
     text = update("@@\n-a\n+b\n")
     for patch in (f"Here it is:\n```\n{text}```\n", text.replace("\n", "\r\n")):
         assert patched({"f": b"a\n"}, patch)[0] == {"f": b"b\n"}
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "*** Update File: f\n@@\n-a\n+b\n*** End Patch\n",
+        "*** Begin Patch\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n*** End Patch\n",
+        "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n*** End Patch\n",
+        "--- a/f\n+++ b/f\n@@\n-a\n+b\n*** End of File\n",
+        "--- a/f\n+++ b/f\n@@ a @@\n-a\n+b\n",
+        "*** Delete File: f\n*** Add File: f\n--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+b\n*** End Patch\n",
+    ],
+)
+def test_forms_that_are_mixed_are_understood(patch: str) -> None:
+    assert patched({"f": b"a\n"}, patch)[0] == {"f": b"b\n"}
+
+
+def test_the_heading_of_a_unified_hunk_tells_places_apart_if_it_is_in_the_file() -> None:
+    hunk = "-        return 1\n+        return 2\n"
+    for heading in ("class B:", "class B: @@"):
+        assert patched({"f": CODE.encode()}, f"--- a/f\n+++ b/f\n@@ {heading}\n{hunk}")[0] == {
+            "f": (CODE[:-2] + "2\n").encode()
+        }
+    assert "lines 3, 7" in patched({"f": CODE.encode()}, f"--- a/f\n+++ b/f\n@@ class C:\n{hunk}")[0]
 
 
 @pytest.mark.parametrize("patch", [update("@@\n-a\n+b\n"), "*** Begin Patch\n*** Delete File: f\n*** End Patch\n"])

@@ -24,6 +24,21 @@ def is_no_newline(line: bytes) -> bool:
     return line.startswith(b"\\ ")
 
 
+def is_end_of_file(line: bytes) -> bool:
+    return line.rstrip() == b"*** End of File"
+
+
+def parse_heading(line: bytes) -> bytes:
+    """Return the line of the file that the first line of a hunk quotes, without blanks around it, or b"".
+
+    A heading behind numbers is no quote: git cuts it off, and it may stand far above. A last ``@@`` is no part of it.
+    """
+    if not line.startswith(b"@@") or HUNK_NUMBERS.match(line) is not None:
+        return b""
+    heading = line[2:].strip().removesuffix(b"@@").strip()
+    return b"" if heading == b"..." else heading
+
+
 def parse_hunk_lines(lines: Sequence[bytes], start: int, end: int) -> tuple[tuple[LineKind, bytes], ...]:
     """Parse ``lines[start:end]``. The line end is removed from a line above a mark that it has none.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codecs import BOM_UTF8
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -40,9 +40,11 @@ class Hunk:
     """
     lines: tuple[tuple[LineKind, bytes], ...]
     anchors: tuple[bytes, ...] = ()
-    """Lines of the file that stand above the hunk, in order. Blanks around them do not count."""
+    """Lines of the file that stand above the hunk or in it, in order. Blanks around them do not count."""
     at_end: bool = False
     """Whether the hunk's last old line is the last line of the file."""
+    is_unified: bool = False
+    """Whether an anchor that is not in the file counts for nothing. A unified diff may have any heading."""
 
     @property
     def old(self) -> list[bytes]:
@@ -191,6 +193,11 @@ def _count_lines(lines: Sequence[bytes]) -> str:
     return f"{len(lines)} line{'' if len(lines) == 1 else 's'}"
 
 
+def _list_lines(indices: Sequence[int]) -> str:
+    more = ", ..." if len(indices) > MAX_LISTED else ""
+    return f"lines {', '.join(str(at + 1) for at in indices[:MAX_LISTED])}{more}"
+
+
 class _File:
     """The lines of a file. It finds the places that hunks fit."""
 
@@ -214,9 +221,7 @@ class _File:
         Raises:
             ValueError: The hunk fits nowhere, or in several places and not at the one that it states.
         """
-        below = after
-        for anchor in hunk.anchors:
-            below = self._below(anchor, below)
+        below = self._below(hunk)
         if not hunk.old:
             return self._insertion(hunk, after, below, drift)
         places = self._fitting(hunk)
@@ -224,7 +229,8 @@ class _File:
             raise ValueError(self._describe_misfit(hunk, hunk.index + drift))
         if hunk.at_end or hunk.marks_end:
             places = [self._last(hunk, places)]
-        allowed = [at for at in places if at >= max(after, below)]
+        # The hunk may have its anchors as lines of its own, too.
+        allowed = [at for at in places if at >= after and at + len(hunk.old) >= below]
         if not allowed:
             what = "what its header names" if hunk.anchors else "the hunk before it"
             above = f"fits at line {places[0] + 1}, above {what}"
@@ -232,18 +238,20 @@ class _File:
         if hunk.start is not None and not drift and hunk.index in allowed:
             return hunk.index
         if len(allowed) > 1:
-            listed = ", ".join(str(at + 1) for at in allowed[:MAX_LISTED]) + ", ..." * (len(allowed) > MAX_LISTED)
-            raise ValueError(
-                f"fits at lines {listed}: quote more of the lines around it, or state its line as in '@@ -3 +3 @@'"
-            )
+            fits = f"fits at {_list_lines(allowed)}"
+            raise ValueError(f"{fits}: quote more of the lines around it, or state its line as in '@@ -3 +3 @@'")
         return allowed[0]
 
     def _insertion(self, hunk: Hunk, after: int, below: int, drift: int) -> int:
         """Return the index before which a hunk without old lines adds its lines."""
         if hunk.at_end or not self.lines:
             at = len(self.lines)
-        elif hunk.anchors:
+        elif hunk.anchors and not hunk.is_unified:
             at = below
+            if len(lines := list(self._like(hunk.anchors[0], 0))) > 1:
+                raise ValueError(
+                    f"only adds lines, below one that is at {_list_lines(lines)}: quote lines around them as well"
+                )
         elif hunk.start is None or drift:
             raise ValueError("only adds lines, and nothing shows where: quote lines around them as well")
         else:
@@ -258,13 +266,21 @@ class _File:
             )
         return at
 
-    def _below(self, anchor: bytes, after: int) -> int:
-        """Return the index below the first line that equals `anchor`, from ``after`` on. Blanks around do not count."""
-        for at in range(after, len(self._bare)):
-            if self._bare[at].strip() == anchor:
-                return at + 1
-        named = quote_line(anchor.decode(errors="replace"))
-        raise ValueError(f"is below a line that is not in the file, or not below the hunk before it:\n{named}")
+    def _below(self, hunk: Hunk) -> int:
+        """Return the index below the hunk's anchors: the first line that is like the first one, and so on."""
+        below = 0
+        for anchor in hunk.anchors:
+            at = next(self._like(anchor, below), None)
+            if at is not None:
+                below = at + 1
+            elif not hunk.is_unified:
+                named = quote_line(anchor.decode(errors="replace"))
+                raise ValueError(f"is below a line that is not in the file, or not in this order:\n{named}")
+        return below
+
+    def _like(self, anchor: bytes, start: int) -> Iterator[int]:
+        """Yield the indices of the lines that equal an anchor but for blanks around them."""
+        return (at for at in range(start, len(self._bare)) if self._bare[at].strip() == anchor)
 
     def _fitting(self, hunk: Hunk) -> list[int]:
         """Return the indices at which the old lines match apart from line ends, in order."""
@@ -356,7 +372,7 @@ class _Result:
         newline = self._newline
         if newline is None and self._last_is_new and old:
             newline = old[-1].endswith(b"\n")
-        above = self._file.end or next(filter(None, map(_end, lines)), b"\n")
+        above = self._file.end or next((_end(line) for line in lines if _end(line)), b"\n")
         for at, line in enumerate(lines):
             if not line.endswith(b"\n") and (newline or at + 1 < len(lines)):
                 lines[at] = line + above

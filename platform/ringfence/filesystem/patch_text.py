@@ -12,12 +12,14 @@ from ringfence.filesystem.hunk_text import (
     HUNK_NUMBERS,
     KINDS,
     bad_line,
+    is_end_of_file,
     is_no_newline,
+    parse_heading,
     parse_hunk_lines,
     stated_line,
 )
 from ringfence.filesystem.patch import FilePatch, Hunk
-from ringfence.filesystem.v4a import begins_v4a, parse_v4a
+from ringfence.filesystem.v4a import BEGIN, END, begins_v4a, parse_v4a
 
 _GIT = b"diff --git "
 _END = b"\0"
@@ -63,8 +65,9 @@ class _Text(Enum):
 def parse_patch(patch: str | bytes) -> tuple[FilePatch, ...]:
     """Parse a patch into its files, in order. Text around them, such as a mail or a fence, is ignored.
 
-    Parts from ``*** Begin Patch`` to ``*** End Patch`` are read by `parse_v4a`. All others are read as unified diffs.
-    A header or a changed line outside of a file is an error, since ignoring it would lose a part of the change.
+    Parts from ``*** Begin Patch``, or from a line such as ``*** Add File: PATH``, to ``*** End Patch`` are read by
+    `parse_v4a`. All others are read as unified diffs, which may stand between these two lines, too. A header or a
+    changed line outside of a file is an error, since ignoring it would lose a part of the change.
 
     The counts in a hunk's header are used if they fit its lines. Otherwise the lines are counted, and the header may be
     only ``@@``. An empty line in a hunk is a context line. If the headers end with ``\\r\\n``, the line ends of the
@@ -82,7 +85,8 @@ class _Parser:
         self.lines = patch.removesuffix(b"\n").split(b"\n")
         self.at = 0
         self._text = _Text.ANYWHERE
-        self._is_fenced = False
+        self._is_fenced = self._is_wrapped = False
+        """Whether the text is in a Markdown fence, and between the first and last line of the other form."""
         self._is_miscounted = False
         """Whether the counts of the last hunk do not fit its lines."""
         first = next((at for at, line in enumerate(self.lines) if self._begins_file(at) or begins_v4a(line)), 0)
@@ -97,12 +101,17 @@ class _Parser:
             if self._begins_file(self.at):
                 files.append(self._file())
                 self._text = _Text.BELOW_HUNK
+            elif self.lines[self.at].rstrip() == BEGIN and self._begins_file(self._not_blank(self.at + 1)):
+                self._is_wrapped = True
+                self.at += 1
             elif begins_v4a(self.lines[self.at]):
                 parsed, self.at = parse_v4a(self.lines, self.at)
                 files += parsed
-                self._text = _Text.ANYWHERE
+                self._text, self._is_wrapped = _Text.ANYWHERE, False
             else:
                 self._pass_text()
+        if self._is_wrapped:
+            raise ValueError("the patch is cut off: its last line is '*** End Patch'")
         if not files:
             raise ValueError("the patch names no file: begin each with the lines '--- a/PATH' and '+++ b/PATH'")
         return tuple(files)
@@ -118,6 +127,8 @@ class _Parser:
                 raise bad_line(self.at, words)
         if _MAIL.match(line):
             self._text = _Text.OF_MAIL
+        elif line.rstrip() == END:
+            self._text, self._is_wrapped = _Text.ANYWHERE, False
         elif line.startswith(b"```"):
             # Below a hunk with other counts than its header says, it may be a line of the hunk.
             if self._is_fenced and not self._is_miscounted:
@@ -199,7 +210,10 @@ class _Parser:
         if not body:
             raise bad_line(first, f"this hunk has no lines: {EACH_LINE}")
         shown = (numbers[0] if numbers is not None else header[:60]).decode(errors="replace")
-        return Hunk(shown, stated_line(numbers, body), body)
+        anchors = tuple(filter(None, (parse_heading(header),)))
+        at_end = is_end_of_file(self._line(self.at))
+        self.at += at_end
+        return Hunk(shown, stated_line(numbers, body), body, anchors, at_end, is_unified=True)
 
     def _after_counted(self, at: int, old: int, new: int) -> int | None:
         """The index after a hunk with these numbers of old and new lines. None if its lines do not fit the numbers."""
