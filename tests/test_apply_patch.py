@@ -340,11 +340,37 @@ def test_every_hunk_that_does_not_fit_is_named_and_nothing_is_applied() -> None:
     assert patched.content == NUMBERS.encode()
     first, second = patched.problems
     assert first.startswith(
-        "hunk 2 (@@ -9,3 +9,3 @@) does not fit, expected at line 9: the nearest place is line 9 (2 of 3"
+        "hunk 2 (@@ -9,3 +9,3 @@) does not fit, expected at line 9. Lines 9 to 11 of the file would match best (2 of 3"
     )
-    assert "line 10 is\n'10'\nand the patch has\n'1O'" in first
+    assert "Line 10 is\n'10'\nwhere the patch has\n'1O'" in first
     assert "hunk 3" in second
-    assert "none of its old lines is in the file" in second
+    assert "Read the file again" in second
+
+
+def test_only_the_first_of_very_many_misfits_are_looked_for() -> None:
+    patch = hunk("".join(f"@@ -{n} +{n} @@\n-{n}O\n+x\n" for n in range(10, 40)))
+    problems = applied(patch, NUMBERS).problems
+    assert (len(problems), "nearest" in problems[9]) == (30, True)
+    assert problems[-1].endswith("does not fit, expected at line 39")
+
+
+@pytest.mark.parametrize(
+    ("content", "old", "said"),
+    [
+        ("def f():\n\treturn 1\n", "    return 1", "Line 2 of the file would match but for tabs against spaces"),
+        ("if x:\n    return 1\n", "return 1", "Line 2 of the file would match but for the indentation"),
+        ("-\na\u00a0b\n", "a b", "(NO-BREAK SPACE)"),
+        ("-\nx = \u201chi\u201d\n", 'x = "hi"', "(LEFT DOUBLE QUOTATION MARK, RIGHT DOUBLE QUOTATION MARK)"),
+        ("-\na  \n", "a", "blanks at the end of a line"),
+        ("-\nfoo\n", "  2 | foo", "without the line numbers"),
+        ("-\nabcd\n", "abc", "nearest lines to 'abc' are\n2: 'abcd'"),
+        ("-\nnew!\n", "old!", "Its result is in the file already"),
+    ],
+)
+@pytest.mark.parametrize("form", ["--- a/f\n+++ b/f\n@@ -9 +9 @@\n{}", "*** Update File: f\n@@\n{}*** End Patch\n"])
+def test_lines_that_nearly_match_are_shown_with_what_differs(form: str, content: str, old: str, said: str) -> None:
+    (problem,) = applied(form.format(f"-{old}\n+new!\n"), content).problems
+    assert said in problem
 
 
 @pytest.mark.parametrize(

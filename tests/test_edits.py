@@ -6,7 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ringfence.filesystem.edits import MAX_COUNTED, best_place, describe_difference, replace_exact
+from ringfence.filesystem.edits import replace_exact
+from ringfence.filesystem.near_misses import MAX_COUNTED, best_place, describe_difference
 
 
 def error(content: bytes | str, old: str, new: str = "something else", *, replace_all: bool = False) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ringfence.filesystem.patch import Patched, apply_patch
@@ -150,6 +150,9 @@ def model_says(old: Sequence[Line], hunks: Sequence[ModelHunk]) -> tuple[bool, b
     for hunk in hunks:
         ends = {"old": hunk.last("+"), "new": hunk.last("-")}
         marked = {side for side, at in ends.items() if at in hunk.marks}
+        if marked and not hunk.reaches_end:
+            # With a mark, the last of several equal places can be the only one that fits.
+            assume(not hunk.old or hunk.old != [line.text for line in old[len(old) - len(hunk.old) :]])
         if hunk.marks - {*ends.values()} or (marked and not hunk.reaches_end):
             return False, None
         if "old" in marked and old[-1].end:

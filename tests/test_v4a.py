@@ -92,7 +92,7 @@ def test_hunks_that_fit(body: str, before: str, after: str) -> None:
         ("@@ -1,3 +1,4 @@\n+x\n", CODE, "nothing shows where"),
         ("@@\n-c\n+z\n@@\n-a\n+x\n", "a\nb\nc\n", "above the hunk before it"),
         ("@@\n+z\n", "a\n", "nothing shows where"),
-        ("@@\n-x\n+z\n", "a\n", "none of its old lines"),
+        ("@@\n-x\n+z\n", "a\n", "Read the file again"),
         ("@@\n-a\n+x\n*** End of File\n", "a\nb\n", "does not fit"),
     ],
 )

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
-from heapq import nlargest
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import TypeVar
 
 from ringfence.filesystem.encodings import as_utf8, from_utf8, is_foreign
+from ringfence.filesystem.near_misses import MAX_COUNTED, NearMisses, find_places
 from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_TEXT_BYTES, READ_ENTIRE_FILE
 
-LineT = TypeVar("LineT", str, bytes)
-
 MAX_LISTED = 20
 """The number of line numbers that an error lists."""
-MAX_COUNTED = 10_000
-MAX_HINT_BYTES = 8_000_000
-"""The largest file in which near matches are searched for a hint."""
-MAX_COMPARED_LINES = 200_000
-MAX_COMPARED_CHARACTERS = 199
-"""The number of characters of a line that are compared. In a longer line, difflib ignores frequent characters."""
-MAX_HINTS = 3
-MAX_SHOWN_CHARACTERS = 200
-"""The number of characters of a line that a hint quotes."""
-MAX_SHOWN_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +56,15 @@ def replace_exact(content: bytes, old: str, new: str, *, replace_all: bool = Fal
         text, wanted = _Ends(content, b"\r\n"), literal.replace(b"\r\n", b"\n")
         ends_follow_file = "\r" in old or "\r" not in new
     # Overlapping occurrences count too, since each of them could be meant.
-    starts = list(islice(_places(text.plain, wanted, 1), MAX_COUNTED + 1))
+    starts = list(islice(find_places(text.plain, wanted, 1), MAX_COUNTED + 1))
     if not starts:
-        raise ValueError(_describe_miss(content, old, new))
+        raise ValueError(NearMisses(content).describe("old_string does not occur in the file", old, new))
     if len(starts) > 1 and not replace_all:
         raise ValueError(_describe_places(text.plain, starts))
     parts: list[bytes] = []
     lines: list[int] = []
     line, end = 1, 0
-    for start in _places(text.plain, wanted, len(wanted)):
+    for start in find_places(text.plain, wanted, len(wanted)):
         first, after = text.original(start), text.original(start + len(wanted))
         parts += (content[end:first], _with_ends(content, first, after, old, new) if ends_follow_file else verbatim)
         line += parts[-2].count(b"\n")
@@ -115,14 +99,6 @@ class _Ends:
 
     def original(self, position: int) -> int:
         return position + bisect_left(self._shortened, position)
-
-
-def _places(content: LineT, wanted: LineT, step: int) -> Iterator[int]:
-    # `bytes.find` is linear. A regular expression is quadratic on a file of one repeated letter.
-    start = content.find(wanted)
-    while start >= 0:
-        yield start
-        start = content.find(wanted, start + step)
 
 
 def _with_ends(content: bytes, start: int, end: int, old: str, new: str) -> bytes:
@@ -171,186 +147,6 @@ def _describe_places(content: bytes, starts: Sequence[int]) -> str:
         f"old_string occurs {count} times, at lines {', '.join(lines)}{more}: quote more of the lines around "
         "the one that is meant, or set replace_all"
     )
-
-
-# -- hints for text that does not match
-
-_PLAIN: dict[int, str] = {
-    **dict.fromkeys([0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000], " "),
-    **dict.fromkeys([0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF], ""),
-    **dict.fromkeys([0x2018, 0x2019, 0x201A], "'"),
-    **dict.fromkeys([0x201C, 0x201D, 0x201E], '"'),
-    **dict.fromkeys([*range(0x2010, 0x2016), 0x2212], "-"),
-}
-"""Maps special blanks, invisible characters, quotes and dashes to the plain text that they look like."""
-_KEYED = {code: plain.strip() for code, plain in _PLAIN.items()} | dict.fromkeys(map(ord, " \t\r\f\v"), "")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-_NUMBERED = re.compile(r"^ *\d+(?: \| ?|\t|\u2192|: )", re.MULTILINE)
-
-
-def describe_difference(one: str, other: str) -> str:
-    """Describe how two texts that look alike differ ("tabs against spaces"). Return "" if they do not look alike."""
-    if _key(one) != _key(other):
-        return ""
-    words: list[str] = []
-    odd_one, odd_other = ({character for character in text if ord(character) in _PLAIN} for text in (one, other))
-    if odd := odd_one ^ odd_other:
-        names = ", ".join(sorted(unicodedata.name(character) for character in odd))
-        words.append(f"characters that look like plain ones ({names})")
-    one, other = one.translate(_PLAIN), other.translate(_PLAIN)
-    pairs = list(zip(one.split("\n"), other.split("\n"), strict=True))
-    indents = [(_indent(a), _indent(b)) for a, b in pairs if a.strip()]
-    if unlike := "".join(a + b for a, b in indents if a != b):
-        words.append("tabs against spaces in the indentation" if {" ", "\t"} <= {*unlike} else "the indentation")
-    if any(a[len(a.rstrip()) :] != b[len(b.rstrip()) :] for a, b in pairs):
-        words.append("blanks at the end of a line")
-    if any(a.strip() != b.strip() and _squeezed(a) == _squeezed(b) for a, b in pairs):
-        words.append("blanks inside a line")
-    if any(_squeezed(a) != _squeezed(b) for a, b in pairs):
-        words.append("upper and lower case")
-    return ", ".join(words)
-
-
-def _indent(line: str) -> str:
-    return line[: len(line) - len(line.lstrip())]
-
-
-def _squeezed(line: str) -> str:
-    return "".join(line.split())
-
-
-def _key(text: str) -> str:
-    """The key that texts of equal appearance share: no blanks, lower case, plain quotes and dashes."""
-    return text.translate(_KEYED).casefold()
-
-
-def _describe_miss(content: bytes, old: str, new: str) -> str:
-    miss = "old_string does not occur in the file"
-    old = old.replace("\r\n", "\n")
-    if _NUMBERED.match(old) and _occurs(content, _NUMBERED.sub("", old)):
-        return f"{miss}: it would without the line numbers, which are not part of the file"
-    for written, meant in (("\\n", "\n"), ("\\t", "\t"), ('\\"', '"')):
-        if written in old and _occurs(content, old.replace(written, meant)):
-            return f"{miss}: it has {written} as two characters where the file has the character itself"
-    hints = list(_near_misses(content, old))
-    if new.strip() and len(new.strip()) > 3 and _occurs(content, new):
-        hints.insert(0, "new_string is in the file already, perhaps from the same edit before")
-    return ". ".join((miss, *(hints or ["Read the file again and quote it exactly"])))
-
-
-def _occurs(content: bytes, text: str) -> bool:
-    encoded = text.encode()
-    return encoded in content or encoded.replace(b"\n", b"\r\n") in content
-
-
-def _near_misses(content: bytes, old: str) -> Iterator[str]:
-    if len(content) > MAX_HINT_BYTES:
-        yield "The file is too large to look for what is near: find the place with grep and quote it exactly"
-        return
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        if not old.isascii():
-            line = content.count(b"\n", 0, error.start) + 1
-            yield (
-                f"The file is not UTF-8 (the first other byte, 0x{content[error.start]:02x}, is in line {line}): "
-                "only its ASCII text can be quoted"
-            )
-        text = content.decode(errors="replace")
-    text = text.replace("\r\n", "\n")
-    old = old.strip("\n")
-    lines, wanted = text.split("\n"), old.split("\n")
-    key, wanted_key = _key(text), _key(old)
-    if not wanted_key:
-        return
-    alike = [key.count("\n", 0, at) for at in islice(_places(key, wanted_key, 1), MAX_HINTS)]
-    for start in alike:
-        there = "\n".join(lines[start : start + len(wanted)])
-        where, quoted = _name_lines(start, len(wanted)), _quote_lines(lines, start, len(wanted))
-        yield f"{where} would match but for {_describe_likeness(old, there)}:\n{quoted}"
-    if not alike and len(lines) <= MAX_COMPARED_LINES:
-        yield from _similar(lines, key.split("\n"), wanted, wanted_key.split("\n"))
-
-
-def _describe_likeness(old: str, there: str) -> str:
-    """Describe how `old` differs from the lines of `there`, which look like it.
-
-    `old` may begin and end within a line. Blanks around it count only if it has some itself.
-    """
-    there = there if old[:1].isspace() else there.lstrip()
-    there = there if old[-1:].isspace() else there.rstrip()
-    return describe_difference(old, there) or "blanks, upper and lower case, quotes or dashes"
-
-
-def _similar(
-    lines: Sequence[str], keys: Sequence[str], wanted: Sequence[str], wanted_keys: Sequence[str]
-) -> Iterator[str]:
-    """Yield the lines at the best place for the wanted lines, or else the lines most like the longest of them."""
-    best = best_place(keys, wanted_keys)
-    counted = sum(1 for key in wanted_keys if key)
-    if best is not None and counted > 1 and best[1] * 2 >= counted:
-        start, same = best
-        yield f"{_name_lines(start, len(wanted))} would match best ({same} of {counted} lines the same)"
-        for at, line in enumerate(wanted, start):
-            if at >= len(keys) or keys[at] != wanted_keys[at - start]:
-                there = quote_line(lines[at]) if at < len(lines) else "the end of the file"
-                yield f"Line {at + 1} is\n{there}\nwhere old_string has\n{quote_line(line)}"
-                return
-    longest = max(range(len(wanted)), key=lambda i: len(wanted_keys[i]))
-    near = _nearest_lines(keys, wanted_keys[longest])
-    if near:
-        listed = "\n".join(f"{at + 1}: {quote_line(lines[at])}" for at in near)
-        yield f"The nearest lines to {quote_line(wanted[longest])} are\n{listed}"
-
-
-def best_place(lines: Sequence[LineT], wanted: Sequence[LineT], *, near: int = 0) -> tuple[int, int] | None:
-    """Return the place at which most of the wanted lines match in order and distance, and the number of matches.
-
-    Of several such places, the one nearest to ``near`` is returned. Empty and very frequent lines are not counted,
-    which bounds the cost.
-    """
-    places: dict[LineT, list[int]] = {line: [] for line in wanted if line}
-    for at, line in enumerate(lines):
-        if line in places:
-            places[line].append(at)
-    votes: Counter[int] = Counter()
-    for i, line in enumerate(wanted):
-        if line and len(places[line]) <= MAX_COUNTED:
-            votes.update(at - i for at in places[line] if at >= i)
-    if not votes:
-        return None
-    start = min(votes, key=lambda at: (-votes[at], abs(at - near), at))
-    return start, votes[start]
-
-
-def _nearest_lines(keys: Sequence[str], wanted: str) -> list[int]:
-    """Return the indices of the lines most like `wanted`, the best first. Of equal lines, only the first is returned.
-
-    Common substrings select the few lines that are compared in full.
-    """
-    wanted = wanted[:MAX_COMPARED_CHARACTERS]
-    size = 4 if len(wanted) >= 8 else 2
-    parts = {wanted[at : at + size] for at in range(0, max(1, len(wanted) - size + 1), max(1, len(wanted) // 16))}
-    first: dict[str, int] = {}
-    for at, key in enumerate(keys):
-        first.setdefault(key[:MAX_COMPARED_CHARACTERS], at)
-    likely = nlargest(30, first, key=lambda key: sum(part in key for part in parts))
-    return [first[key] for key in get_close_matches(wanted, likely, MAX_HINTS)]
-
-
-def _name_lines(start: int, count: int) -> str:
-    return f"Line {start + 1} of the file" if count == 1 else f"Lines {start + 1} to {start + count} of the file"
-
-
-def _quote_lines(lines: Sequence[str], start: int, count: int) -> str:
-    quoted = "\n".join(quote_line(line) for line in lines[start : start + min(count, MAX_SHOWN_LINES)])
-    return quoted if count <= MAX_SHOWN_LINES else f"{quoted}\n..."
-
-
-def quote_line(line: str) -> str:
-    """Quote a line for a hint. Control characters except tabs are escaped, and a long line is cut."""
-    cut = line if len(line) <= MAX_SHOWN_CHARACTERS else line[:MAX_SHOWN_CHARACTERS] + "..."
-    return "'" + _CONTROL.sub(lambda match: repr(match.group())[1:-1], cut) + "'"
 
 
 _NEWLINE = ord("\n")

@@ -8,14 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ringfence.filesystem.edits import (
-    best_place,
-    check_same_encoding,
-    describe_difference,
-    line_end_at,
-    quote_line,
-)
+from ringfence.filesystem.edits import check_same_encoding, line_end_at
 from ringfence.filesystem.encodings import as_utf8, from_utf8
+from ringfence.filesystem.near_misses import NearMisses, quote_line
 
 REGULAR, EXECUTABLE, SYMLINK = 0o100644, 0o100755, 0o120000
 """The modes of files in git."""
@@ -207,6 +202,8 @@ class _File:
         """The last line end of the file, or b"" if it has none."""
         # A patch without any \r says nothing about the line ends of a file that has only \r\n.
         self._ends_are_own = not patch_has_cr and 0 < content.count(b"\n") == content.count(b"\r\n")
+        self._near_misses = NearMisses(content)
+        self._described = 0
         self._bare = [_bare(line) for line in self.lines]
         self._places: dict[bytes, list[int]] = defaultdict(list)
         for at, line in enumerate(self._bare):
@@ -319,26 +316,23 @@ class _File:
 
     def _has_ends(self, hunk: Hunk, at: int) -> bool:
         """Whether the hunk's old lines have the line ends of the file, so that those of its new lines are meant."""
-        pairs = [(_end(own), _end(line)) for own, line in zip(self.lines[at:], hunk.old, strict=False)]
+        pairs = [
+            (_end(own), _end(line)) for own, line in zip(self.lines[at : at + len(hunk.old)], hunk.old, strict=True)
+        ]
         known = [own == given for own, given in pairs if own and given]
         return all(known) if known else not self._ends_are_own
 
     def _describe_misfit(self, hunk: Hunk, expected: int) -> str:
-        misfit = f"does not fit, expected at line {expected + 1}:" if hunk.start is not None else "does not fit:"
-        wanted = [_bare(line) for line in hunk.old]
-        best = best_place(self._bare, wanted, near=expected)
-        if best is None:
-            return f"{misfit} none of its old lines is in the file, which has {_count_lines(self.lines)}"
-        start, same = best
-        at = next(at for at, line in enumerate(wanted, start) if self._bare[at : at + 1] != [line])
-        line = wanted[at - start].decode(errors="replace")
-        found, differ = "the end of the file", ""
-        if at < len(self._bare):
-            there = self._bare[at].decode(errors="replace")
-            found, differ = quote_line(there), describe_difference(line, there)
-        nearest = f"the nearest place is line {start + 1} ({same} of {sum(map(bool, wanted))} lines the same)"
-        words = f"{misfit} {nearest}, where line {at + 1} is\n{found}\nand the patch has\n{quote_line(line)}"
-        return f"{words} (they differ in {differ})" if differ else words
+        miss = f"does not fit, expected at line {expected + 1}" if hunk.start is not None else "does not fit"
+        self._described += 1
+        if self._described > MAX_LISTED:  # each takes a look at the whole file
+            return miss
+        old, new = (b"\n".join(map(_bare, lines)).decode(errors="replace") for lines in (hunk.old, hunk.new))
+        if all(kind != "+" for kind, _ in hunk.lines):
+            new = ""
+        return self._near_misses.describe(
+            miss, old, new, names=("the patch", "Its result"), whole_lines=True, near=expected
+        )
 
 
 class _Result:
