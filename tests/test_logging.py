@@ -67,10 +67,11 @@ def test_what_a_model_can_mend_is_no_warning(
 def test_a_name_that_ringfence_keeps_for_itself_is_told_and_is_no_warning(
     tool: str, arguments: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reserved = ".ringfence-hold-0123456789abcdef"
     (tmp_path / "f").touch()
     session = Session()
     with HostFilesystem(tmp_path) as files:
+        files.write("made", "")
+        (reserved,) = (path.name for path in tmp_path.glob(".ringfence-hold-*"))
         prompt = Prompt(PromptTemplate(ns="n", key="k", sections=[VfsToolsSection(session=session, filesystem=files)]))
         asked = {name: value.replace("%", reserved) for name, value in arguments.items()}
         with prompt.resources, caplog.at_level(logging.INFO, logger="ringfence"):

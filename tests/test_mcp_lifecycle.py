@@ -369,7 +369,7 @@ def test_files_of_a_call_under_another_state_directory_are_explained_in_the_firs
     said = server.text("ls")
     assert held.name in said
     assert "another RINGFENCE_STATE_DIR" in said
-    assert held.name not in server.text("ls")
+    assert "another RINGFENCE_STATE_DIR" not in server.text("ls")
     assert (held / "0").read_text() == "displaced"
 
 

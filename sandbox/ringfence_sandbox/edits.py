@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import WriteMode
-from ringfence_sandbox.disk.confined import Confined, Found, is_reserved
+from ringfence_sandbox.disk.confined import Confined, Found
 from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, exists, failpoint, mounts_below, set_mode
 from ringfence_sandbox.disk.new_files import copy_and_append, copy_attributes, umask, write_all
 from ringfence_sandbox.disk.state import State
@@ -63,7 +63,7 @@ class Edits:
     def _overwrite(self, normal: str, content: bytes) -> bool:
         """`write` to a file that is there, with no link on the way to it: its directory is opened once. False where
         that is not so, and nothing is done."""
-        if is_reserved(normal):
+        if self._files.is_reserved(normal):
             return False
         try:
             parent = self._files.parent(normal)

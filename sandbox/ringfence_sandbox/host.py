@@ -48,7 +48,7 @@ from ringfence.participants import (
     Transactional,
 )
 from ringfence_sandbox.disk.call_process import CallProcess
-from ringfence_sandbox.disk.confined import Confined, Found, Pieces, is_reserved, open_file, sha256_of
+from ringfence_sandbox.disk.confined import Confined, Found, Pieces, open_file, sha256_of
 from ringfence_sandbox.disk.kernel import Abilities, birth_ns
 from ringfence_sandbox.disk.listing import Listing, read_text
 from ringfence_sandbox.disk.outputs import KeptOutputs, is_output
@@ -569,7 +569,7 @@ class HostFilesystem(Transactional):
         if (kept := self._kept_output(normal)) is not None:
             return normal, *kept
         self._opened.check_open()
-        if normal and not is_reserved(normal):
+        if normal and not self._files.is_reserved(normal):
             try:
                 content, found = read(normal)
             except OSError:  # a link is on the way, or the careful look says what is wrong

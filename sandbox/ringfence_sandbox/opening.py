@@ -98,6 +98,7 @@ class Opened:
             check_locks(self._descriptor, self.root, store, self.can.filesystem_type)
         self.outputs = KeptOutputs(os.path.join(store, "outputs"))
         check_format(store)
+        self.files.holds = set()
         self._lock = RootLock(self._descriptor, self.root, store)
         self._copy_up_root()
         note_format(store)

@@ -36,7 +36,10 @@ UNREACHABLE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 def is_reserved(path: str) -> bool:
-    """Whether a path of a workspace is, or is in, one of our own directories of displaced files."""
+    """Whether a path of a workspace is, or is in, something that has the form of a hold's name.
+
+    Who has the workspace open knows the names of its own holds. For everybody else each such name may be one.
+    """
     return path.startswith(HOLDING_PREFIX) and _HOLDING.match(path.partition("/")[0]) is not None
 
 
@@ -66,7 +69,20 @@ class Confined:
 
     def __init__(self, root: int, can: Abilities) -> None:
         self.root = root
+        self.holds: set[str] | None = None
+        """The names of the own holds in the root. None: somebody else may have it open, and theirs are not known."""
         self._openat2 = can.openat2
+
+    def is_reserved(self, path: str) -> bool:
+        """Whether a path is, or is in, a hold, which no path of the workspace can be in."""
+        if not path.startswith(HOLDING_PREFIX):
+            return False
+        return is_reserved(path) if self.holds is None else path.partition("/")[0] in self.holds
+
+    def reserve(self, name: str, *, ends: bool = False) -> None:
+        """Have a name in the root be that of a hold, or no more, where it ``ends``."""
+        if self.holds is not None:
+            (self.holds.discard if ends else self.holds.add)(name)
 
     def parent(self, place: str) -> _Parent:
         """The directory that a resolved path is in, and its name there; "." for the root itself. OSError where there
@@ -103,7 +119,7 @@ class Confined:
         """
         if not path:
             return Found("", os.fstat(self.root))
-        if is_reserved(path):
+        if self.is_reserved(path):
             return Found(path, None, _reserved(path))
         try:
             with self.parent(path) as (directory, name):
@@ -346,7 +362,7 @@ class _Walk:
             if name == "..":
                 self._up()
                 continue
-            if not self._names and is_reserved(name):
+            if not self._names and self._files.is_reserved(name):
                 return Found("/".join([name, *reversed(pending)]), None, _reserved(self._path))
             found = self._lstat(name)
             if found is not None and stat.S_ISDIR(found.st_mode):

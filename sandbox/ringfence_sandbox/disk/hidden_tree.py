@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ringfence.filesystem.hidden import HEAD_BYTES, SAMPLES, HiddenContent, HiddenFiles, hidden_error
 from ringfence.filesystem.paths import directories_above
-from ringfence_sandbox.disk.confined import Confined, Found, is_reserved, open_file
+from ringfence_sandbox.disk.confined import Confined, Found, open_file
 from ringfence_sandbox.disk.places import replacing
 
 _NAME = "hidden.json"
@@ -224,7 +224,7 @@ class HiddenTree:
         try:
             for place, folders, files, at in os.fwalk(".", dir_fd=root):
                 path = f"{top}{place[1:]}".lstrip("/")
-                folders[:] = [name for name in folders if path or not is_reserved(name)]
+                folders[:] = [name for name in folders if path or not self._files.is_reserved(name)]
                 yield path, at, [*folders, *files]
                 if place.count("/") >= _MAX_DEPTH:  # it is walked by recursion; no scan goes deeper either
                     folders.clear()

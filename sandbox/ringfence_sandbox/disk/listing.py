@@ -12,7 +12,7 @@ from ringfence.filesystem.encodings import BEGINNING_BYTES, wide_encoding
 from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import MAX_TEXT_BYTES, FileEntry, GlobMatch
 from ringfence.filesystem.search import Child
-from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Looks, is_reserved, open_file
+from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Looks, open_file
 from ringfence_sandbox.disk.hidden_tree import HiddenTree
 
 
@@ -30,7 +30,7 @@ class Listing:
         entries: list[FileEntry] = []
         try:
             for name in sorted(os.listdir(descriptor)):
-                if not place and is_reserved(name):
+                if not place and self._files.is_reserved(name):
                     continue
                 try:
                     found = os.lstat(name, dir_fd=descriptor)
@@ -59,7 +59,7 @@ class Listing:
     def child(self, directory: str, prefix: str, name: str) -> Child[str] | None:
         place = _below(directory, name)
         try:
-            found = None if is_reserved(place) else self._files.look(place)
+            found = None if self._files.is_reserved(place) else self._files.look(place)
         except OSError:
             return None
         if found is None or (self._hidden is not None and self._hidden.hides(place)):
@@ -142,7 +142,7 @@ def _kinds(files: Confined, place: str, hidden: HiddenTree | None) -> list[tuple
     try:
         with os.scandir(descriptor) as entries:
             for entry in entries:
-                if not place and is_reserved(entry.name):
+                if not place and files.is_reserved(entry.name):
                     continue
                 try:
                     if entry.is_file(follow_symlinks=False):

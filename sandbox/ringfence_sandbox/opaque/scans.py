@@ -18,7 +18,7 @@ from typing import TypeGuard
 
 from ringfence.filesystem.paths import directories_above
 from ringfence.participants import Change, FileVersion
-from ringfence_sandbox.disk.confined import Confined, is_reserved, open_file, sha256_of
+from ringfence_sandbox.disk.confined import Confined, open_file, sha256_of
 from ringfence_sandbox.disk.git_index import has_same_entries, is_index
 from ringfence_sandbox.disk.kernel import free_bytes, set_mode, sync_filesystem
 from ringfence_sandbox.disk.state import State
@@ -83,7 +83,11 @@ class Scans:
         found = history.take_in() if is_taken_in else history.scan(store.tip)
         tip = store.tip
         assert tip is not None, "the first call of all takes in the tree"
-        known = {} if is_taken_in else {path: one for path, one in found.known().items() if not is_reserved(path)}
+        known = (
+            {}
+            if is_taken_in
+            else {path: one for path, one in found.known().items() if not self._files.is_reserved(path)}
+        )
         left = {path: self._excluded(path, reason, found.stamps.get(path)) for path, reason in found.excluded.items()}
         now = _Look(known, left, found.stamps, history.attributes)
         places = {one.st_ino: place for place, one in held.entries()} if held is not None else {}
@@ -163,7 +167,7 @@ class Scans:
         """The commit that has a tree, and the objects of it, if it is not to be the newest one."""
         store = self.store
         states = {path: state for path, state in look.states.items() if state != store.states.entry(tip, path)}
-        unknown = _unknown({path: left.reason for path, left in look.left.items()})
+        unknown = self._unknown({path: left.reason for path, left in look.left.items()})
         if not is_external:
             if not states:
                 return tip, self._as_prepared(tip)
@@ -340,7 +344,7 @@ class Scans:
                 was = FileVersion("file", stat.S_IMODE(max(left.mode, 0)), left.size)
                 now = self._version(read[path], after.stamps.get(path)) if path in read else self._unread(path)
                 found[path] = Change(path, was, now)
-        return [found[path] for path in sorted(found) if not is_reserved(path)]
+        return [found[path] for path in sorted(found) if not self._files.is_reserved(path)]
 
     def refreshed_indexes(self, before: Before, after: After) -> Set[str]:
         """The indexes of git in which a call changed nothing but the stat data of files, and caches.
@@ -381,10 +385,10 @@ class Scans:
     def scanned(self, before: Before, after: After, changes: Sequence[Change]) -> ScannedFiles:
         """The call as a history records it; what was too much to be stored so far is stored now."""
         states: dict[str, Entry | None] = {
-            path: state for path, state in after.found.known().items() if not is_reserved(path)
+            path: state for path, state in after.found.known().items() if not self._files.is_reserved(path)
         }
         for path, _, now in after.differing:
-            if not is_reserved(path) and now is not None and now.oid is not None and not self._has(now.oid):
+            if not self._files.is_reserved(path) and now is not None and now.oid is not None and not self._has(now.oid):
                 states[path] = now
                 self.store.add_blob(self._read_again(path, now.oid))
         left = {path: now for path, _, now in after.differing}
@@ -396,7 +400,7 @@ class Scans:
             return self.store.states.content(entry.oid)
 
         content_before = partial(self.store.states.read, before.commit)
-        unknown = _unknown(after.found.excluded)
+        unknown = self._unknown(after.found.excluded)
         return ScannedFiles(changes, states, before.prepared, unknown, content_before, content_after)
 
     def _has(self, oid: str) -> bool:
@@ -412,7 +416,7 @@ class Scans:
 
     def keep(self, before: Before, after: After, taken: Iterable[str], *, tool: str, call_id: str) -> Aborted:
         """Keep what is about to be taken away at these paths, under a name. Never fails: what could not be is said."""
-        taken = {path for path in taken if not is_reserved(path)}
+        taken = {path for path in taken if not self._files.is_reserved(path)}
         above = set(all_above(taken))
         notes: list[str] = []
         states: dict[str, Entry | None] = {}
@@ -459,6 +463,9 @@ class Scans:
         if self._power:
             sync_filesystem(self._files.root)
 
+    def _unknown(self, reasons: Mapping[str, Exclusion]) -> Unknown:
+        return Unknown.of_scan({path: reason for path, reason in reasons.items() if not self._files.is_reserved(path)})
+
     def _named(self, path: str) -> str:
         try:
             with self._files.parent(path) as (directory, name):
@@ -503,7 +510,3 @@ class _Keeper:
     def flush(self) -> None:
         with suppress(OSError):
             self._store.objects.log.flush()
-
-
-def _unknown(reasons: Mapping[str, Exclusion]) -> Unknown:
-    return Unknown.of_scan({path: reason for path, reason in reasons.items() if not is_reserved(path)})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ringfence.filesystem.paths import directories_above
-from ringfence_sandbox.disk.confined import Confined, is_reserved
+from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Renames, failpoint, set_mode
 from ringfence_sandbox.disk.new_files import write_all
 from ringfence_sandbox.disk.state import State, kind_of
@@ -230,7 +230,7 @@ class TreeRollback:
                 if place == path or here is None:
                     continue
                 # In the tree another file may have got its number; what is held is what a call had displaced.
-                if left.fits(here) or (is_reserved(place) and left.is_at(here)):
+                if left.fits(here) or (self._files.is_reserved(place) and left.is_at(here)):
                     found[path] = left.inode
         self._restore.held = {inode: held[inode] for inode in held.keys() & {*found.values()}}
         for place in [place for places in self._restore.held.values() for place in places]:

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from ringfence.participants import Step
-from ringfence_sandbox.disk.confined import Confined, Looks, is_reserved
+from ringfence_sandbox.disk.confined import Confined, Looks
 from ringfence_sandbox.disk.hidden_tree import HiddenTree
 from ringfence_sandbox.disk.state import State
 from ringfence_sandbox.scan.scan import (
@@ -125,7 +125,7 @@ class StepHistory(History):
         now = self.store.prepare(scanned.states, info, after=scanned.since)
         tip = self.store.tip
         differences = self.store.states.differences(tip, now.commit)
-        return {path: state for path, _, state in differences if not is_reserved(path)}
+        return {path: state for path, _, state in differences if not self._files.is_reserved(path)}
 
     def ended(self, step: Step | None) -> None:
         prepared, self._prepared = self._prepared, ()
@@ -140,6 +140,9 @@ class StepHistory(History):
 
     def _hides(self, path: str) -> bool:
         return self.hidden is not None and self.hidden.hides(path)
+
+    def has(self, path: str) -> bool:
+        return self.store.tip is not None and self.store.states.entry(self.store.tip, path) is not None
 
     def damage(self) -> Sequence[str]:
         return () if self.store.damage is None else [self.store.damage]
@@ -221,13 +224,15 @@ class StepHistory(History):
             keep or store.add_blob,
             self._cache,
             limits=self.limits,
-            hidden=is_reserved,
+            hidden=self._files.is_reserved,
             progress=self.progress,
             hides=hides,
         )
         found = scanner.scan()
         self.left_out = {
-            path: (reason, found.stamps.get(path)) for path, reason in found.excluded.items() if not is_reserved(path)
+            path: (reason, found.stamps.get(path))
+            for path, reason in found.excluded.items()
+            if not self._files.is_reserved(path)
         }
         self._cache_saved = self._cache_saved and not (found.changes or found.read)
         return found

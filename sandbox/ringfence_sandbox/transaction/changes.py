@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from ringfence.participants import Change, FileVersion
-from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Looks, is_reserved, open_file
+from ringfence_sandbox.disk.confined import CHUNK_BYTES, Confined, Looks, open_file
 from ringfence_sandbox.disk.state import State
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class TypedChanges:
         return self._elsewhere.get(before.inode, (path, None))
 
     def _looks(self, place: str) -> Looks:
-        return self._displaced if is_reserved(place) else self._tree
+        return self._displaced if self._files.is_reserved(place) else self._tree
 
     def _version(self, place: str, found: os.stat_result) -> FileVersion:
         mode = stat.S_IMODE(found.st_mode)
@@ -239,7 +239,7 @@ class TypedChanges:
         """Where what was at `path` before the call is now, if it is in the tree and elsewhere."""
         state = self._before.get(path)
         place = path if state is None else self._place(path, state, self.looked.get(path))[0]
-        return None if place == path or is_reserved(place) else place
+        return None if place == path or self._files.is_reserved(place) else place
 
     def before(self, path: str) -> bytes:
         """The bytes that a file had before the call. FileNotFoundError where there was none."""
@@ -330,6 +330,10 @@ class History(Protocol):
     def rolling_back(self, changed: TypedChanges, call: RolledBackCall) -> Sequence[str]:
         """Keep what a call changed, which is about to be rolled back. Returns notes of what was not kept. OSError. It
         may be asked for the same call again."""
+        ...
+
+    def has(self, path: str) -> bool:
+        """Whether the newest commit has something at a path."""
         ...
 
     def damage(self) -> Sequence[str]:

@@ -66,9 +66,11 @@ class Holding:
         name = HOLDING_PREFIX + secrets.token_hex(8)
         with _same_root_times(files, name, note):
             failpoint("mkdir")
+            files.reserve(name)
             try:
                 os.mkdir(name, _MODE, dir_fd=files.root)
             except OSError as error:
+                files.reserve(name, ends=True)
                 code = error.errno or errno.EACCES
                 if code not in (errno.EACCES, errno.EPERM, errno.EROFS):
                     raise
@@ -81,6 +83,7 @@ class Holding:
                 made = cls(files, name)
             except OSError:  # too many files are open, say
                 os.rmdir(name, dir_fd=files.root)
+                files.reserve(name, ends=True)
                 raise
             made._hide_from_git()
             with suppress(OSError):  # not every filesystem has such attributes
@@ -253,6 +256,8 @@ class Holding:
                     os.rmdir(self.name, dir_fd=self._files.root)
             except OSError as error:
                 left = [_left_words(self.name, [str(error)])]
+        if not left:
+            self._files.reserve(self.name, ends=True)
         self.close()
         return left
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from ringfence_sandbox.disk.confined import Confined, is_reserved, read_file
+from ringfence_sandbox.disk.confined import Confined, read_file
 from ringfence_sandbox.disk.kernel import Renames
 from ringfence_sandbox.disk.state import State
 from ringfence_sandbox.transaction.hold import Holding
@@ -58,7 +58,7 @@ def repair_torn(
     It may be interrupted anywhere and repeated.
     """
     found = Repaired()
-    for place, written in sorted(_left_by(calls).items()):
+    for place, written in sorted(_left_by(files, calls).items()):
         content = _damaged(files, place, written.state)
         if content is None:
             continue
@@ -74,7 +74,7 @@ def repair_torn(
     return found
 
 
-def _left_by(calls: Iterable[CommittedCall]) -> dict[str, _Written]:
+def _left_by(files: Confined, calls: Iterable[CommittedCall]) -> dict[str, _Written]:
     """The files that are the calls' own work, by where they are in the end."""
     left: dict[str, _Written] = {}
     for call in calls:
@@ -88,7 +88,7 @@ def _left_by(calls: Iterable[CommittedCall]) -> dict[str, _Written]:
             move = epoch.move
             for path in [path for path in left if move is not None and is_below(path, move.old)]:
                 written = left.pop(path)
-                if move is not None and not is_reserved(move.new):
+                if move is not None and not files.is_reserved(move.new):
                     left[rebased(path, move.old, move.new)] = written
         for path, written in left.items():
             if written.path is None:

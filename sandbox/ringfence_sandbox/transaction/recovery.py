@@ -112,6 +112,8 @@ class Recovery:
             if replay.call is not None:  # then the log of it is not lost
                 self._take_stamp_off()
             return self._set_aside()
+        for name in replay.holdings:
+            self._files.reserve(name)
         self._log.busy = replay.call is not None
         self._mend_root_times()
         recovered = None
@@ -260,7 +262,7 @@ class Recovery:
         before: dict[str, State | None] = {}
         for epoch in self._replay.epochs:
             for path, record in epoch.records.items():
-                if record.afters and not is_reserved(path):
+                if record.afters and not self._files.is_reserved(path):
                     before.setdefault(path, record.before)
             if epoch.move is not None:
                 before |= self._moved(epoch.move.old, epoch.move.new, before)
@@ -273,7 +275,7 @@ class Recovery:
             return {}
         inside = {"": State.of(found), **states_inside(self._files, new)}
         states: dict[str, State | None] = {f"{old}/{name}".rstrip("/"): state for name, state in inside.items()}
-        if not is_reserved(new):
+        if not self._files.is_reserved(new):
             states |= dict.fromkeys(f"{new}/{name}".rstrip("/") for name in inside)
         return {path: state for path, state in states.items() if path not in before}
 
@@ -338,10 +340,13 @@ class Recovery:
         return False
 
     def _remove_unknown_holdings(self) -> None:
-        """Holding directories of which the log knows nothing: its last records were lost, or they came with a copy.
-        What has something in it stays, and is named."""
+        """Remove empty holds of which neither the log nor the history knows: records were lost, or they came with a
+        copy. What has something in it stays, is named, and is a directory like any other."""
         for name in os.listdir(self._files.root):
-            if is_reserved(name) and name not in self._replay.holdings:
+            if not is_reserved(name) or name in self._replay.holdings or self._history.has(name):
+                continue
+            found = self._files.look(name)
+            if found is not None and stat.S_ISDIR(found.st_mode):
                 with suppress(OSError):
                     holding = Holding(self._files, name)
                     if not holding.inodes():
@@ -363,8 +368,10 @@ class Recovery:
         """Remove a holding directory with what is in it; in words what would not go."""
         there = self._files.look(name)
         if there is None:
+            self._files.reserve(name, ends=True)
             return []
         if not stat.S_ISDIR(there.st_mode):
+            self._files.reserve(name, ends=True)
             words = "in the root is not the directory any more in which displaced files waited: remove it"
             self._notes.append(f"{name} {words}")
             return []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ringfence.errors import SnapshotRestoreError, TransactionError
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
-from ringfence_sandbox.disk.confined import Confined, is_reserved
+from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Abilities, Renames, failpoint, sync_filesystem
 from ringfence_sandbox.disk.state import Json, State
 from ringfence_sandbox.store.log import Log
@@ -132,6 +132,7 @@ class Transactions:
                 self._forget()
             if self.undo.held is not None and not self.undo.held.is_in_place:  # removed: the next need makes another
                 self.undo.held.close()
+                self.files.reserve(self.undo.held.name, ends=True)
                 self.undo.held = None
         savepoint = Savepoint(self.undo.position(), outermost, call_id, tool, opaque)
         self.undo.savepoints.append(savepoint)
@@ -299,7 +300,7 @@ class Transactions:
         """Undo the log back to a savepoint."""
         epochs, start = self.undo.epochs[savepoint.position :], savepoint.position
         touched = {*savepoint.before, *(path for epoch in epochs for path in epoch.records)}
-        for path in filterfalse(is_reserved, touched) if self.undo.snapshots else ():
+        for path in filterfalse(self.files.is_reserved, touched) if self.undo.snapshots else ():
             found = self.files.look(path)
             is_directory = found is not None and stat.S_ISDIR(found.st_mode)
             state = State.of(found) if found is not None and is_directory else self.undo.own.get(path)

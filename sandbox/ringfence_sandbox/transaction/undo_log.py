@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ringfence_sandbox.disk.confined import Confined, is_reserved
+from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Renames
 from ringfence_sandbox.disk.state import Json, State
 from ringfence_sandbox.transaction.call_log import CallLog
@@ -153,11 +153,11 @@ class UndoLog:
             self.own[was] = None
             self._first(will_be, None)
             self.own[will_be] = state
-        for place in (old,) if is_reserved(new) else (old, new):
+        for place in (old,) if self.files.is_reserved(new) else (old, new):
             self._touch_directory(place.rpartition("/")[0], None, lines)
         self._end_epoch(Move(old, new, found.st_ino), lines)
         self.log.write(*lines)
-        self.read_set.moved(old, None if is_reserved(new) else new)
+        self.read_set.moved(old, None if self.files.is_reserved(new) else new)
         return inside
 
     def _touch_path(
@@ -210,7 +210,7 @@ class UndoLog:
             return
         self.times.observe(found)
         record = UndoRecord(path, State.of(found))
-        for point in self.snapshots if not is_reserved(path) else ():
+        for point in self.snapshots if not self.files.is_reserved(path) else ():
             point.before.setdefault(path, record.before)
         if path not in records:
             records[path] = record
@@ -220,7 +220,7 @@ class UndoLog:
 
     def _first(self, path: str, before: State | None) -> None:
         """Have the open savepoints and snapshots know what a path was, if it has not changed since they were made."""
-        if is_reserved(path):
+        if self.files.is_reserved(path):
             return
         scopes = [*self.savepoints, *self.snapshots] if self.snapshots else self.savepoints
         for depth, scope in enumerate(scopes):
@@ -267,7 +267,7 @@ class UndoLog:
         for epoch in reversed(self.epochs[savepoint.position :]):
             for path, record in epoch.records.items():
                 known, before = savepoint.before.get(path, record.before), record.before
-                if before is None or known is None or not before.is_directory or is_reserved(path):
+                if before is None or known is None or not before.is_directory or self.files.is_reserved(path):
                     continue
                 if known.inode == before.inode:  # not a directory that has got the name since
                     first[path] = before
