@@ -18,8 +18,9 @@ from store_bytes import store_bytes
 
 from ringfence.filesystem import HiddenFiles
 from ringfence.testing import held_call
+from ringfence_cli.hiding import hidden_as_before
 from ringfence_cli.serve.workspaces import open_workspace
-from ringfence_sandbox import Workspace, store_directory
+from ringfence_sandbox import Workspace, describe_lost_rule, remembered_hidden, store_directory
 from ringfence_tools.place import Place
 
 SECRET = b"a-secret-value-of-the-host"
@@ -87,6 +88,96 @@ def test_the_next_commands_hide_the_same_files(tree: Path) -> None:
     for secret in (SECRET, NOTE):
         assert secret not in written(tree)
     assert (tree / ".env").exists()
+
+
+def test_what_was_hidden_stays_hidden_until_no_hide(tree: Path) -> None:
+    (tree / "other.txt").write_bytes(NOTE)
+    run(tree, "--hide", "/private")
+    for options, hidden in (
+        ((), ["/private"]),
+        (("--workspace", "memory"), ["/private"]),
+        (("--hide", "other.txt"), ["/private", "other.txt"]),
+        (("--resume", "--task", "Do it."), ["/private", "other.txt"]),
+        (("--quiet",), ["/private", "other.txt"]),
+    ):
+        done = run(tree, *options)
+        said = done.stderr.decode()
+        if "--quiet" not in options:
+            assert ("hidden as before: /private" in said, "left out: private" in said) == (True, True)
+        assert remembered_hidden(tree) == HiddenFiles(hidden)
+        for secret in (SECRET, *[NOTE] * ("other.txt" in hidden)):
+            assert secret not in done.stdout + done.stderr + (tree.parent / "receipts").read_bytes()
+    assert SECRET not in written(tree)
+    said = run(tree, "--no-hide", "--hide", "other.txt").stderr.decode()
+    assert "no longer hidden: /private\n" in said
+    assert "left out: .env" not in said
+    (tree / ".env").write_bytes(SECRET)
+    said = run(tree).stderr.decode()
+    assert "left out: private" not in said
+    assert "left out: other.txt" in said
+    assert "left out: .env (hidden" in said
+
+
+@pytest.mark.anyio
+async def test_a_server_hides_what_a_run_hid(tree: Path) -> None:
+    run(tree, "--hide", "/private")
+    said: list[str] = []
+    assert hidden_as_before(tree, HiddenFiles(["*.tfvars"]), said.append) == HiddenFiles(["/private", "*.tfvars"])
+    assert said == ["hidden as before: /private (--no-hide forgets this)"]
+    words = ["-m", "ringfence_cli", "serve", str(tree)]
+    environment = {name: value for name, value in os.environ.items() if name.startswith(("RINGFENCE", "HOME", "TMP"))}
+    async with Client(StdioServerParameters(command=sys.executable, args=words, env=environment)) as client:
+        answer = await client.call_tool("read_file", {"file_path": "private/note.txt"})
+    assert "there and hidden" in str(answer)
+
+
+DAMAGE = {
+    "missing": None,
+    "empty": b"",
+    "cut off": b'[["*.x"], tr',
+    "bytes": b"\xff\xfe",
+    "another value": b"null",
+    "a text for patterns": b'["*.x", true]',
+    "numbers for patterns": b"[[1, 2], true]",
+    "a bad pattern": b'[["{a,b}"], true]',
+    "a text for the switch": b'[["*.x"], "no"]',
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_the_usual_files_are_hidden_if_nobody_knows_what_was(tree: Path, name: str) -> None:
+    store = store_directory(tree)
+    with Workspace.open(tree, hide=HiddenFiles(["/private"])) as workspace, workspace.transaction("a test"):
+        workspace.filesystem.write("a.txt", "two\n")
+    rule, content = store / "hidden.json", DAMAGE[name]
+    rule.unlink() if content is None else rule.write_bytes(content)
+    assert str(rule) in str(describe_lost_rule(tree))
+    with Workspace.open(tree, read_only=True) as view:
+        assert view.filesystem.hides(".env")
+    with Workspace.open(tree) as workspace:
+        assert workspace.filesystem.hidden_paths == (".env",)
+        workspace.undo()
+    assert SECRET not in store_bytes(store)
+
+
+def test_a_command_says_that_nobody_knows_what_was_hidden(tree: Path) -> None:
+    run(tree, "--hide", "/private")
+    (store_directory(tree) / "hidden.json").write_bytes(b"")
+    for command in ("log", "undo"):
+        said = " ".join(ringfence(command, tree).stderr.decode().split())
+        assert "hidden.json is damaged: only the usual files with secrets are hidden." in said
+    assert SECRET not in written(tree)
+    said = run(tree).stderr.decode()
+    assert "is damaged" in said
+    assert "is damaged" not in run(tree).stderr.decode()
+
+
+def test_a_program_that_hides_nothing_hides_nothing_later(tree: Path) -> None:
+    for _ in range(2):
+        with Workspace.open(tree) as workspace:
+            assert workspace.filesystem.hidden is None
+    assert describe_lost_rule(tree) is None
+    assert remembered_hidden(tree) is None
 
 
 def test_no_hide_shows_the_usual_files_and_a_later_run_hides_them_again(tree: Path) -> None:

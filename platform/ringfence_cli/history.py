@@ -25,7 +25,13 @@ from ringfence_cli.options import AS_JSON, THIS_DIRECTORY, WITH_IGNORED, Command
 from ringfence_cli.outputs import ErrorStream, OutputFile, open_output, put, put_diff, recording
 from ringfence_cli.signals import Signals
 from ringfence_cli.task_log import forget_tasks, recorded_runs, recorded_tasks
-from ringfence_sandbox import StateDirectoryError, Workspace, describe_replaced_root, find_workspace
+from ringfence_sandbox import (
+    StateDirectoryError,
+    Workspace,
+    describe_lost_rule,
+    describe_replaced_root,
+    find_workspace,
+)
 from ringfence_tools.printable import (
     how_to_look,
     ignored_line,
@@ -397,6 +403,8 @@ def opened(directory: Path, invocation: Invocation, *, changes: bool, dry_run: b
     errors = ErrorStream()
     if (replaced := describe_replaced_root(directory)) is not None:
         errors.say(f"ringfence: {replaced}")
+    if (lost := describe_lost_rule(directory)) is not None:
+        errors.say(f"ringfence: {lost}")
     before: str | None = None
     try:
         with invocation.signals.let_through():

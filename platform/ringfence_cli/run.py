@@ -25,6 +25,7 @@ from ringfence.runtime.limits import utc_now
 from ringfence.runtime.secrets import Secrets, masked_logs
 from ringfence.runtime.session import Session
 from ringfence_cli.approval import NOBODY_AT_START, approval_of, nobody
+from ringfence_cli.hiding import hidden_as_before
 from ringfence_cli.history import recovery
 from ringfence_cli.limits import RunLimits, absolute_code, absolute_policy
 from ringfence_cli.options import BusyError, Invocation, hidden_of, place_of
@@ -218,12 +219,13 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
     if (replaced := describe_replaced_root(directory, copied=is_copy)) is not None:
         errors.say(f"ringfence: {printable(replaced)}")
     policies = policies_of(directory, limits.policies)
+    hide = hidden_as_before(directory, options.hide, errors.say, quiet=options.quiet)
     if is_copy:
         for line in recovered_before_copy(directory, quiet=options.quiet):
             errors.say(line)
-        workspace: RunWorkspace = in_memory(directory, options.hide)
+        workspace: RunWorkspace = in_memory(directory, hide)
     else:
-        workspace = disk = stack.enter_context(closing(on_disk(directory, hide=options.hide, quiet=options.quiet)))
+        workspace = disk = stack.enter_context(closing(on_disk(directory, hide=hide, quiet=options.quiet)))
         # No other process can begin or end a run here from now on.
         if options.resume and text and is_interrupted(directory, text) != is_resumed:
             raise BusyError(f"meanwhile another process has begun or ended a run in {directory}: repeat the command")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.steps.ignored_files import Repository
     from ringfence_sandbox.steps.own_changes import OwnChanges
     from ringfence_sandbox.steps.undo_plan import ReversalOutcome
+    from ringfence_sandbox.store.hidden_rule import describe_lost_rule, remembered_hidden
     from ringfence_sandbox.store.history_views import Export, LogEntry
     from ringfence_sandbox.store.step_lookup import StepName
     from ringfence_sandbox.store_roots import describe_replaced_root, record_root
@@ -61,6 +62,7 @@ __all__ = [
     "build_images",
     "build_project_image",
     "checkout_revision",
+    "describe_lost_rule",
     "describe_replaced_root",
     "describe_stale_image",
     "examine_sandbox",
@@ -69,6 +71,7 @@ __all__ = [
     "is_output",
     "is_reserved",
     "record_root",
+    "remembered_hidden",
     "resolve_revision",
     "store_directory",
     "stores",
@@ -104,6 +107,7 @@ _MODULES = {
     "build_images": "ringfence_sandbox.project.recipe_images",
     "checkout_revision": "ringfence_sandbox.revisions",
     "build_project_image": "ringfence_sandbox.project.project_image",
+    "describe_lost_rule": "ringfence_sandbox.store.hidden_rule",
     "describe_replaced_root": "ringfence_sandbox.store_roots",
     "describe_stale_image": "ringfence_sandbox.project.project_image",
     "examine_sandbox": "ringfence_sandbox.doctor",
@@ -112,6 +116,7 @@ _MODULES = {
     "is_output": "ringfence_sandbox.disk.outputs",
     "is_reserved": "ringfence_sandbox.disk.confined",
     "record_root": "ringfence_sandbox.store_roots",
+    "remembered_hidden": "ringfence_sandbox.store.hidden_rule",
     "resolve_revision": "ringfence_sandbox.revisions",
     "store_directory": "ringfence_sandbox.disk.places",
     "stores": "ringfence_sandbox.history_stores",

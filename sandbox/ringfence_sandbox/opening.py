@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ringfence.filesystem.paths import check_names_are_utf8
 from ringfence.participants import CallLock
 from ringfence_sandbox.disk.confined import Confined
-from ringfence_sandbox.disk.hidden_tree import HiddenTree, rule_of
+from ringfence_sandbox.disk.hidden_tree import HiddenTree
 from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, Renames, abilities
 from ringfence_sandbox.disk.locking import RootLock, check_locks
 from ringfence_sandbox.disk.outputs import KeptOutputs
@@ -21,6 +21,7 @@ from ringfence_sandbox.opaque.opaque_calls import OpaqueCalls
 from ringfence_sandbox.opaque.scans import Scans
 from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Progress, ScanLimits, no_progress
 from ringfence_sandbox.steps.step_history import StepHistory
+from ringfence_sandbox.store.hidden_rule import note_new_store, remember_rule, remembered_rule
 from ringfence_sandbox.store.store import FOLDER, Store
 from ringfence_sandbox.store_roots import check_format, note_format, record_root, replaced
 from ringfence_sandbox.transaction.recovery import STAMP, Recovered, Recovery
@@ -71,13 +72,9 @@ class Opened:
             place = store or store_of(self.root)
             if not read_only:
                 place = self.store = made_outside(self.root, place)
-                self._open_to_change(place, only_this_host, limits or DEFAULT_LIMITS, progress or no_progress)
-            rule = rule_of(place, hide, writable=not read_only)
-            # What a recovery has brought back is looked for again.
-            if self.hidden is None or self.hidden.rule != rule or self.recovered is not None:
-                self.hidden = None if rule is None else HiddenTree(self.files, rule)
-            if self.history is not None:
-                self.history.hidden = self.hidden
+                self._open_to_change(place, only_this_host, limits or DEFAULT_LIMITS, progress or no_progress, hide)
+            elif rule := remembered_rule(place) if hide is None else hide:
+                self.hidden = HiddenTree(self.files, rule)
             self.transactions = Transactions(
                 self.files,
                 self.can,
@@ -92,7 +89,9 @@ class Opened:
             raise
         _all_opened.add(self)
 
-    def _open_to_change(self, store: str, only_this_host: bool, limits: ScanLimits, progress: Progress) -> None:
+    def _open_to_change(
+        self, store: str, only_this_host: bool, limits: ScanLimits, progress: Progress, hide: HiddenFiles | None
+    ) -> None:
         """Take the lock, open the history, and recover what a killed opener left."""
         if not only_this_host:
             check_locks(self._descriptor, self.root, store, self.can.filesystem_type)
@@ -102,15 +101,18 @@ class Opened:
         self._lock = RootLock(self._descriptor, self.root, store)
         self._copy_up_root()
         note_format(store)
+        if hide is None:
+            note_new_store(store)
+        rule = remembered_rule(store)
         is_replaced = replaced(self.root, store)
         opened = Store.open(os.path.join(store, FOLDER), power=self._power)
         self.history = StepHistory(self.files, opened, limits=limits)
         self.history.progress = progress
         self.history.replaced = is_replaced
         record_root(self.root, store, opened=True)
-        # A recovery goes by what was hidden when the call was killed.
-        if (rule := rule_of(store, None, writable=False)) is not None:
-            self.history.hidden = self.hidden = HiddenTree(self.files, rule)
+        if rule is not None:  # a recovery goes by what was hidden when the call was killed
+            self.hidden = HiddenTree(self.files, rule)
+        self.history.hidden = self.hidden
         recovery = Recovery(
             self.files,
             self.can,
@@ -120,6 +122,12 @@ class Opened:
             opaque=self._opaque_calls,
         )
         self.recovered = recovery.run()
+        if hide is not None:
+            remember_rule(store, hide)
+            rule = hide or None
+        # What a recovery has brought back is looked for again.
+        if self.hidden is None or self.hidden.rule != rule or self.recovered is not None:
+            self.history.hidden = self.hidden = None if rule is None else HiddenTree(self.files, rule)
 
     def _copy_up_root(self) -> None:
         """A directory of a lower layer of an overlay is another one, by its time of birth, after the first change in

@@ -19,6 +19,7 @@ from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.secrets import masked_logs
 from ringfence.runtime.session import Session
 from ringfence_cli.approval import approval_of
+from ringfence_cli.hiding import hidden_as_before
 from ringfence_cli.options import UNAVAILABLE, BusyError, NotStartedError, spec_refused
 from ringfence_cli.outputs import ErrorStream, refuse_way_out
 from ringfence_cli.own_code import reserve_stdout
@@ -127,7 +128,7 @@ class LazyWorkspace:
             options.place,
             options.directory,
             read_only=options.read_only,
-            hide=options.hide,
+            hide=hidden_as_before(options.directory, options.hide, say),
             allow_git=options.allow_git,
             policies=policies,
             extra_sections=sections,

@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from ringfence.filesystem.hidden import HEAD_BYTES, SAMPLES, HiddenContent, HiddenFiles, hidden_error
 from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.disk.confined import Confined, Found, open_file
-from ringfence_sandbox.disk.places import replacing
 
-_NAME = "hidden.json"
 _MAX_DEPTH = 256
 MANY = 500
 """Of more than so many covers some runtimes start no container: runc 1.1 has 64 KiB for their sources."""
 
 Inode = tuple[int, int]
 """A device and an inode on it."""
-
-
-def rule_of(store: str, given: HiddenFiles | None, *, writable: bool) -> HiddenFiles | None:
-    """Return the rule by which a workspace hides files: the given one, which its store then remembers, or that of the
-    store. None: it hides none.
-
-    Raises OSError if it cannot be remembered.
-    """
-    place = Path(store, _NAME)
-    if given is not None:
-        if writable and given:
-            with replacing(place) as file:
-                file.write(json.dumps([given.globs, given.usual]).encode())
-        elif writable:
-            place.unlink(missing_ok=True)
-        return given or None
-    try:
-        globs, usual = json.loads(place.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return HiddenFiles(globs, usual=usual)
 
 
 class HiddenTree:

@@ -30,8 +30,7 @@ from ringfence_sandbox.container.images import (
     recipe,
     ticking,
 )
-from ringfence_sandbox.disk.hidden_tree import rule_of
-from ringfence_sandbox.disk.places import StateDirectoryError, replacing, state_directory, store_of
+from ringfence_sandbox.disk.places import StateDirectoryError, replacing, state_directory
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.project.fetching import Artefact, Fetcher, configured
 from ringfence_sandbox.project.npm_lock import npm_project
@@ -49,6 +48,7 @@ from ringfence_sandbox.project.project_files import (
 )
 from ringfence_sandbox.project.python_locks import artefacts_of, own_packages, requirement_pins, uv_pins
 from ringfence_sandbox.project.target import NodeTarget, PythonTarget, probe
+from ringfence_sandbox.store.hidden_rule import remembered_hidden
 
 PROJECT_LABEL = "io.ringfence.project"
 _NOTE = "ringfence: "
@@ -336,7 +336,7 @@ class _Build:
         yield _RUN.format("post-create").replace("RUN", workspace, 1)
 
     def _add_project(self, context: Context, directory: str, name: str = "") -> None:
-        rule = rule_of(store_of(self._root), None, writable=False) or HiddenFiles()
+        rule = remembered_hidden(self._root) or HiddenFiles()
         with HostFilesystem(self._root, read_only=True, hide=rule) as view:
             left_out = context.add_project(
                 directory, name, hidden=lambda path: view.hides(os.path.relpath(path, self._root))
