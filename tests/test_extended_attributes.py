@@ -75,6 +75,63 @@ def test_they_come_back_with_what_they_are_of(root: Path, fs: HostFilesystem) ->
         assert attributes(root) == before
 
 
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "another value": lambda root: os.setxattr(root / "a.txt", "user.of", b"other"),
+    "a new one": lambda root: os.setxattr(root / "d/e/plain", "user.new", b"new"),
+    "a second one": lambda root: os.setxattr(root / "moved", "user.new", b"new"),
+    "none any more": lambda root: os.removexattr(root / "d/f", "user.of"),
+    "of a directory": lambda root: os.setxattr(root / "d", "user.of", b"other"),
+    "none any more of a directory": lambda root: [
+        os.removexattr(root / "d", name) for name in os.listxattr(root / "d")
+    ],
+    "of the root": lambda root: os.setxattr(root, "user.of", b"new"),
+    "a directory that had none": lambda root: os.setxattr(root / "d/e", "user.of", b"new"),
+    "a rule of access": lambda root: os.removexattr(root / "d", "system.posix_acl_default"),
+    "in a directory that was moved": lambda root: (
+        os.setxattr(root / "d/f", "user.of", b"other"),
+        os.rename(root / "d", root / "n"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_rollback_restores_them_where_nothing_else_was_changed(root: Path, fs: HostFilesystem, name: str) -> None:
+    before = attributes(root)
+    for _ in range(2):
+        with held_call(fs, opaque=True) as call:
+            CHANGES[name](root)
+            assert attributes(root) != before
+            assert call.changed() == [] or name == "in a directory that was moved"
+            assert call.rollback().conflicts == ()
+        assert attributes(root) == before
+    with held_call(fs, opaque=True) as call:
+        CHANGES[name](root)
+        after = attributes(root)
+        assert (call.commit() is None) == (name != "in a directory that was moved")
+    with held_call(fs, opaque=True) as call:  # what was committed stays
+        (root / "made").touch()
+        call.rollback()
+    assert attributes(root) == after
+
+
+def test_a_recovery_restores_them_where_nothing_else_was_changed(root: Path) -> None:
+    store = root.parent / "store"
+    Workspace.open(root, store=store).close()
+    before = attributes(root)
+    process = os.fork()
+    if process == 0:
+        with Workspace.open(root, store=store) as workspace, held_call(workspace.filesystem, opaque=True):
+            for change in list(CHANGES.values())[:-1]:
+                change(root)
+            os.kill(os.getpid(), 9)
+    os.waitpid(process, 0)
+    assert attributes(root) != before
+    with Workspace.open(root, store=store) as workspace:
+        assert workspace.recovered is not None
+        assert workspace.recovered.notes == ("rolled back: a.txt, d/e/plain, d/f, moved",)
+    assert attributes(root) == before
+
+
 def test_those_that_a_typed_change_and_somebody_have_set_meanwhile_come_back(root: Path, fs: HostFilesystem) -> None:
     fs.write("a.txt", "written")
     fs.move("moved", "n/moved")

@@ -224,6 +224,7 @@ class Scans:
         found = self.history.scan(before.commit, keeper.keep, hides=self._hides_since(before))
         keeper.flush()
         differing = self._without_outer_names(before, sorted(self._differing(before, found), key=lambda one: one.path))
+        differing = [*differing, *self._of_other_attributes(before, found, {item.path for item in differing})]
         self.history.stand_for(before.commit, [*differing, *(Difference(path, None, None) for path in found.excluded)])
         return After(found, differing)
 
@@ -294,6 +295,17 @@ class Scans:
                 for name, entry in walk(folder, states.objects, path) if folder is not None else ():
                     if name != path and not self._went_before(before, name):
                         yield Difference(name, entry, None)
+
+    def _of_other_attributes(self, before: Before, found: ScanResult, known: Set[str]) -> Iterator[Difference]:
+        """What has other extended attributes, and else is as it was: no commit has them, and a rollback restores them.
+        ``known`` are the paths that differ anyway."""
+        were, are = before.attributes, self.history.attributes
+        for path in sorted((were.keys() | are.keys()) - known - before.left.keys() - found.excluded.keys()):
+            # What is in a directory that could not be read is not known.
+            if were.get(path) != are.get(path) and found.excluded.keys().isdisjoint(directories_above(path)):
+                entry = self.store.states.entry(before.commit, path)
+                if entry is not None:
+                    yield Difference(path, entry, entry)
 
     def _without_outer_names(self, before: Before, differing: Sequence[Difference]) -> Sequence[Difference]:
         """Without files that have only lost or got a name outside of the tree, or in the hold."""
@@ -433,7 +445,7 @@ class Scans:
             for path in sorted(excluded.keys() & taken)
             if excluded[path] != "hidden"
         ]
-        if all(is_only_time(item) for item in after.differing if item.path in states):
+        if all(item.before == item.after or is_only_time(item) for item in after.differing if item.path in states):
             return Aborted(None, None, tuple(notes))
         if before.room < _NAMES_BYTES:
             return Aborted(None, None, (*notes, "the changes that were rolled back were not kept, for want of space"))
