@@ -340,6 +340,26 @@ def test_without_a_lock_it_says_how_to_make_one(project: Path) -> None:
     assert "`npm install --package-lock-only`" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "beside", "command"),
+    [
+        ("poetry.lock", "pyproject.toml", "`poetry export --all-extras --all-groups -o requirements-lock.txt`"),
+        ("poetry.lock", "requirements.txt", "`poetry self add poetry-plugin-export`, then"),
+        ("pdm.lock", "pyproject.toml", "`pdm export -G :all -o requirements-lock.txt`"),
+        ("pnpm-lock.yaml", "package.json", "`rm -rf node_modules`, which npm misreads, then `npm install"),
+        ("yarn.lock", "package.json", "Make a lock and build again: `npm install --package-lock-only`."),
+    ],
+)
+def test_another_tool_s_lock_is_named_with_the_command_that_works(
+    project: Path, name: str, beside: str, command: str
+) -> None:
+    write(project, {name: "", beside: "one\n"})
+    with pytest.raises(SandboxUnavailableError) as refused:
+        built(project)
+    assert command in str(refused.value)
+    assert "`uv" not in str(refused.value)
+
+
 # -- devcontainers and Containerfiles
 
 

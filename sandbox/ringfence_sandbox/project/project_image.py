@@ -54,14 +54,20 @@ PROJECT_LABEL = "io.ringfence.project"
 _NOTE = "ringfence: "
 """Begins a line of a build that is for the user."""
 _HOW_TO_LOCK = {
+    "poetry.lock": "`poetry self add poetry-plugin-export`, then `poetry export --all-extras --all-groups "
+    "-o requirements-lock.txt`",
+    "pdm.lock": "`pdm export -G :all -o requirements-lock.txt`",
     "pyproject.toml": "`uv lock`, or `uv pip compile pyproject.toml --all-extras --generate-hashes "
     "-o requirements.txt`",
     "requirements.in": "`uv pip compile requirements.in --generate-hashes -o requirements.txt`",
     "requirements.txt": "`mv requirements.txt requirements.in`, then "
     "`uv pip compile requirements.in --generate-hashes -o requirements.txt`",
+    "pnpm-lock.yaml": "`rm -rf node_modules`, which npm misreads, then `npm install --package-lock-only`",
+    "yarn.lock": "`npm install --package-lock-only`",
     "package.json": "`npm install --package-lock-only`",
 }
-"""By the file that says what a project needs."""
+"""By the file that says what a project needs. What comes first says what the others of its language do."""
+_OF_NODE = ("pnpm-lock.yaml", "yarn.lock", "package.json")
 
 _CONTINUED = re.compile(rb"[\\`][ \t]*\r?\n(?:[ \t]*#[^\n]*\n)*")
 # The engine fetches such a source itself, with the network of the host. A variable or an escape may hide an address.
@@ -154,9 +160,9 @@ def describe_stale_image(root: str | os.PathLike[str]) -> str | None:
 def _how_to_lock(root: str, file: str = "") -> str:
     """The advice for a project, or for one of its files that has no lock."""
     there = [name for name in _HOW_TO_LOCK if Path(root, name).exists()]
-    node = [name for name in there if name == "package.json"]
-    python = [name for name in there if name not in node][:1]  # which says what the others of Python do
-    ways = (node if file in node else python if file else [*python, *node]) or ["pyproject.toml"]
+    node = [name for name in there if name in _OF_NODE][:1]
+    python = [name for name in there if name not in _OF_NODE][:1]
+    ways = (node if file in _OF_NODE else python if file else [*python, *node]) or ["pyproject.toml"]
     commands = " and ".join(_HOW_TO_LOCK[name] for name in ways)
     return f"Make a lock and build again: {commands}. Or name a Containerfile (--file) or an image (--image)"
 
