@@ -99,7 +99,7 @@ def exact_diff(old: bytes, new: bytes, context: int) -> bytes:
 def test_an_exact_diff_gives_the_exact_file(data: st.DataObject, context: int) -> None:
     old = data.draw(files())
     rows = data.draw(edits(old))
-    new = ended([(row.text, row.end or "\n") for row in rows if row.kind != "-"], data.draw(st.booleans()))
+    new = ended([(row.text, row.end or ends_of(old)[0]) for row in rows if row.kind != "-"], data.draw(st.booleans()))
     if joined(old) != joined(new):
         (file,) = parse_patch(exact_diff(joined(old), joined(new), context))
         assert apply_patch(file, joined(old)) == Patched(joined(new), (0,) * len(file.hunks))
