@@ -193,9 +193,9 @@ def _similar(
                 yield f"Line {at + 1} is\n{there}\nwhere {name} has\n{quote_line(line)}"
                 return
     longest = max(range(len(wanted)), key=lambda i: len(wanted_keys[i]))
-    near = _nearest_lines(keys, wanted_keys[longest])
-    if near:
-        listed = "\n".join(f"{at + 1}: {quote_line(lines[at])}" for at in near)
+    nearest = _nearest_lines(keys, wanted_keys[longest])
+    if nearest:
+        listed = "\n".join(f"{at + 1}: {quote_line(lines[at])}" for at in nearest)
         yield f"The nearest lines to {quote_line(wanted[longest])} are\n{listed}"
 
 
