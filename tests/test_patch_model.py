@@ -84,7 +84,7 @@ def exact_diff(old: bytes, new: bytes, context: int) -> bytes:
     ]
     patch = b"--- a/f\n+++ b/f\n"
     for group in SequenceMatcher(None, *rows, autojunk=False).get_grouped_opcodes(context):
-        spans = [(group[0][i], group[-1][i + 1]) for i in (1, 3)]
+        spans = [(group[0][1], group[-1][2]), (group[0][3], group[-1][4])]
         # An empty range names the line before it.
         patch += b"@@ -%d,%d +%d,%d @@\n" % tuple(n for a, b in spans for n in (a + (b > a), b - a))
         for tag, a, b, c, d in group:
