@@ -72,11 +72,9 @@ def _read(store: str) -> HiddenFiles | None:
     except OSError as error:
         raise ValueError(f"cannot be read ({error.strerror})") from None
     try:
-        match json.loads(text):
-            case [list() as globs, bool() as usual]:
-                return HiddenFiles(globs, usual=usual)
-            case _:
-                pass
+        globs, usual = json.loads(text)
+        if (type(globs), type(usual)) == (list, bool):
+            return HiddenFiles(globs, usual=usual)
     except (ValueError, TypeError, AttributeError, PromptValidationError):
         pass
     raise ValueError("is damaged")
