@@ -193,7 +193,8 @@ def environment(printed: str) -> Mapping[str, str]:
 def system(printed: str, *, has_python: bool) -> str:
     """The distribution and the Python of an image in words, as `PROBE` found them."""
     found = json.loads(printed)
-    names = dict(line.partition("=")[::2] for line in str(found["system"]).splitlines())
+    parts = [line.partition("=") for line in str(found["system"]).splitlines()]
+    names = {key: value for key, _, value in parts}
     name = names.get("PRETTY_NAME", "").strip("\"'") or "a system without a name"
     return f"{name[:80]}, Python {found['python']}" if has_python else f"{name[:80]}, no Python"
 
