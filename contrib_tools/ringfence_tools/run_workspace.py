@@ -283,6 +283,8 @@ class DiskWorkspace:
         except BaseException:
             sandbox.close()
             raise
+        if sandbox.git_problem:
+            self.left_out = [*self.left_out, LeftOut(GIT, sandbox.git_problem)]
         self.sandbox, self.mount_point, self._place = sandbox, sandbox.mount_point, place
 
     @property

@@ -32,11 +32,13 @@ from ringfence_sandbox.container.commands import (
     no_directory,
 )
 from ringfence_sandbox.container.connection import Connection, connect, reading
-from ringfence_sandbox.container.container import WITHOUT_COMMANDS, Container, mounted_in, remove_orphans
+from ringfence_sandbox.container.container import WITHOUT_COMMANDS, Container, remove_orphans
+from ringfence_sandbox.container.git_directories import GitDirectories
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, build, built, existing, recipe, silent
 from ringfence_sandbox.container.isolation import WORKSPACE, Property, SandboxLimits
 from ringfence_sandbox.container.network import Network, Resolve, allowed_hosts, resolve_name
 from ringfence_sandbox.container.pipes import Stream
+from ringfence_sandbox.container.tree_mounts import mounted_in
 from ringfence_sandbox.disk.hidden_tree import Inode
 from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.project.project_image import remembered_image
@@ -111,7 +113,8 @@ class PodmanSandbox:
         until `close`. So it is with ``connection``; ``url`` is where to connect otherwise. ``image`` is never fetched;
         without it, it is that of `ringfence sandbox build` for ``project``, which is the root unless that is a copy of
         the project, or the one that comes with ringfence, which is built when it is first needed; ``progress`` gets
-        lines about that. ``session`` is told in receipts.
+        lines about that, and about git's directories outside of the root, which commands can read. ``session`` is told
+        in receipts.
         ``secrets`` are variables of each command, by name. Their values are masked in what it prints.
         With ``network="allow:HOST,*.HOST"`` commands reach these hosts alone, through a proxy in this process;
         ``resolve`` finds their addresses. ``strict=False`` also takes a machine where memory and processor time cannot
@@ -132,7 +135,7 @@ class PodmanSandbox:
         self._progress = progress
         self.secrets = secrets if isinstance(secrets, Secrets) else Secrets(secrets)
         self._session = session or Session(secrets=self.secrets)
-        self._swept = False
+        self._swept = self._has_started = False
         self._turn = threading.RLock()
         self._resources = _Resources()
         if filesystem is None:
@@ -146,6 +149,8 @@ class PodmanSandbox:
         self.filesystem: HostFilesystem = filesystem
         self._resources.connection = connection
         self._resources.owns_connection = connection is None
+        # Before any command: none may choose what the next container shows.
+        self._git = GitDirectories.of(filesystem.root, filesystem.hidden, copied_from=project)
         self._finalizer = weakref.finalize(self, self._resources.close)
 
     def __enter__(self) -> Self:
@@ -190,11 +195,20 @@ class PodmanSandbox:
                 network=self.network,
                 strict=self._strict,
                 hidden=hidden,
+                git=self._git,
+                rule=self.filesystem.hidden,
                 resolve=self._resolve,
             )
-            if is_new and self._progress is not None:
-                self._progress(f"commands run in {image}: {self._resources.container.system}")
+            self._describe(self._resources.container, image if is_new else "")
             return self._resources.container
+
+    def _describe(self, container: Container, new_image: str) -> None:
+        if self._progress is not None and new_image:
+            self._progress(f"commands run in {new_image}: {container.system}")
+        if self._progress is not None and not self._has_started and self._git.shown and not container.git_problem:
+            listed = ", ".join(escape_path(one.source) for one in self._git.shown)
+            self._progress(f"commands can read git's data outside of DIR: {listed}")
+        self._has_started = True
 
     def _existing(self, connection: Connection) -> tuple[str, bool]:
         """The image that was asked for, that of the project, or the default one; and whether it was built for that."""
@@ -223,6 +237,12 @@ class PodmanSandbox:
     def properties(self) -> Sequence[Property]:
         """What was found when the container was looked at from inside; nothing before it was started."""
         return self._resources.container.properties if self._resources.container is not None else ()
+
+    @property
+    def git_problem(self) -> str:
+        """Why git commands fail in the container. Empty: nothing is known to be wrong."""
+        container = self._resources.container
+        return self._git.problem if container is None else container.git_problem
 
     def _connection(self) -> Connection:
         if self._resources.connection is None:

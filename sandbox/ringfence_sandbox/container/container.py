@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,12 @@ from podman.errors import APIError
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence.failures import describe_error
+from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import directories_above, escape_path
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
 from ringfence_sandbox.container.channel import SOCKET_NAME, Ended, ExecutorLostError, Listener
 from ringfence_sandbox.container.connection import UNREADABLE, Connection
+from ringfence_sandbox.container.git_directories import NO_GIT, GitDirectories
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, SOURCES, recipe
 from ringfence_sandbox.container.isolation import (
     CONTROL,
@@ -39,10 +42,10 @@ from ringfence_sandbox.container.isolation import (
     verified,
 )
 from ringfence_sandbox.container.network import AllowedHosts, Network, Resolve, allowed_hosts, resolve_name
+from ringfence_sandbox.container.tree_mounts import cover, git_mounts, mounted_in, searchable, show
 from ringfence_sandbox.container.users import mapped_for_owner
 from ringfence_sandbox.disk.call_process import OWNER_LABEL, CallProcess, is_orphan, own_label
 from ringfence_sandbox.disk.hidden_tree import MANY, Inode
-from ringfence_sandbox.disk.kernel import mounts_below
 from ringfence_sandbox.disk.places import podman_directory, write_once
 
 if TYPE_CHECKING:
@@ -144,6 +147,8 @@ class Container:
         limits: SandboxLimits,
         network: Network,
         hidden: Mapping[str, Inode],
+        git: GitDirectories,
+        rule: HiddenFiles | None,
     ) -> None:
         """Create and start one. NoPythonError, SandboxUnavailableError: it does not start."""
         self._connection = connection
@@ -153,6 +158,9 @@ class Container:
         """What was mounted in the workspace when it was started."""
         self.hidden = hidden
         """What was covered in the workspace when it was started: path to inode."""
+        self._covered = [f"{WORKSPACE}/{path}" for path in hidden]
+        self.git_problem = git.problem
+        """Why git commands fail in it. Empty: nothing is known to be wrong."""
         self.properties: Sequence[Property] = ()
         self.proxy: Proxy | None = None
         """The way out for commands, where hosts are allowed by name."""
@@ -161,12 +169,13 @@ class Container:
         self.system = ""
         """The distribution and the Python of the image, in words."""
         self._container: Any = None
-        with Listener(podman_directory()) as listener, mapped_for_owner(root, connection.host) as (place, users):
+        mapped = mapped_for_owner(root, connection.host, [one.source for one in git.shown])
+        with Listener(podman_directory()) as listener, mapped as (places, users):
             self.users = users.description
             """How its users are mapped, in words."""
             wanted = options(
                 image=image,
-                workspace=place,
+                workspace=places[root],
                 control=listener.directory,
                 executor=_script(),
                 limits=limits,
@@ -175,7 +184,11 @@ class Container:
             )
             shown = {path: os.path.relpath(path, root) for path in self.mounts}
             bare = [path for path, at in shown.items() if hidden.keys().isdisjoint((at, *directories_above(at)))]
-            wanted["mounts"] += [_shown(root, path) for path in bare] + [_cover(root, path) for path in hidden]
+            wanted["mounts"] += [show(root, path) for path in bare] + [cover(root, path) for path in hidden]
+            shown_git = git.within(places)
+            covers = shown_git.covers(rule)
+            self._covered += [one.target for one in covers if not one.content]
+            wanted["mounts"] += git_mounts(shown_git, covers, places)
             if python.directory:
                 wanted["mounts"].append({"type": "bind", "source": python.directory, "target": LENT, "read_only": True})
             proxy_port = [str(PROXY_PORT)] if allowed_hosts(network) is not None else []
@@ -187,6 +200,8 @@ class Container:
                     labels={OWNER_LABEL: own_label(), WORKSPACE_LABEL: root},
                     **wanted,
                 )
+                if any(one.target.startswith("/root/") for one in shown_git.shown):
+                    self._container.put_archive("/", searchable("root"))
                 self._container.start()
                 pid = int(self._container.inspect()["State"]["Pid"])
                 self.process = CallProcess.running(pid, f"the container {self.name}")
@@ -218,16 +233,22 @@ class Container:
         network: Network,
         strict: bool = True,
         hidden: Mapping[str, Inode] = MappingProxyType({}),
+        git: GitDirectories = NO_GIT,
+        rule: HiddenFiles | None = None,
         resolve: Resolve = resolve_name,
     ) -> Container:
-        """Create and start one over the tree `root`, and look whether it is shut in. What is ``hidden`` is covered.
-        ``resolve`` finds the addresses of hosts that ``network`` names.
+        """Create and start one over the tree `root`, and look whether it is shut in. What is ``hidden`` is covered, and
+        what ``rule`` hides in the directories of ``git``. ``resolve`` finds the addresses of hosts that ``network``
+        names.
 
         Raises:
             SandboxUnavailableError: it cannot be had, or is not shut in as it should be.
         """
+        make = partial(
+            cls, connection, root, image=image, limits=limits, network=network, hidden=hidden, git=git, rule=rule
+        )
         try:
-            started = cls(connection, root, IN_THE_IMAGE, image, limits, network, hidden)
+            started = make(IN_THE_IMAGE)
         except NoPythonError as missing:
             lent = lent_python(connection)
             if lent is None:
@@ -235,7 +256,7 @@ class Container:
                     f"the image {image!r} has no python3 (3.9 or newer) for the sandbox's executor, and the default "
                     "image, which could lend it one, is not built: `ringfence sandbox build`"
                 ) from missing
-            started = cls(connection, root, lent, image, limits, network, hidden)
+            started = make(lent)
         try:
             if started.channel.listener is not None:
                 from ringfence_sandbox.container.proxy import Proxy
@@ -245,6 +266,7 @@ class Container:
             started.properties = started._verified(limits, network)
             _refuse(started.properties, strict)
             started.check_covered()
+            started._check_git(git)
         except BaseException:
             started.close()
             raise
@@ -275,11 +297,20 @@ class Container:
             SandboxUnavailableError: something is not covered.
         """
         try:
-            path = self.channel.uncovered([f"{WORKSPACE}/{path}" for path in self.hidden]) if self.hidden else ""
+            path = self.channel.uncovered(self._covered) if self._covered else ""
         except ExecutorLostError as error:
             raise SandboxUnavailableError(f"the container was lost: {error}") from error
         if path:
             raise SandboxUnavailableError(f"{escape_path(path)} is hidden and not covered, so no command is run")
+
+    def _check_git(self, git: GitDirectories) -> None:
+        """Find from inside whether commands can read the directories of git."""
+        with suppress(ExecutorLostError):
+            places = [one.target for one in git.shown]
+            look = "import os, sys; [os.listdir(path) for path in sys.argv[1:]]"
+            if places and self.run([*self.python.argv, "-c", look, *places], []).exit_code != 0:
+                listed = ", ".join(escape_path(one.source) for one in git.shown)
+                self.git_problem = f"git commands fail in the container: its user cannot read {listed} there"
 
     def run(self, argv: Sequence[str], printed: list[bytes]) -> Ended:
         """A program of our own in the container, outside of the workspace; what it prints is added to ``printed``."""
@@ -306,37 +337,6 @@ class Container:
             raise SandboxUnavailableError(
                 f"the container {self.name} does not end; see to it by hand: `podman rm --force {self.name}`"
             )
-
-
-def mounted_in(root: str) -> Sequence[str]:
-    """The paths on the host of what is mounted in a workspace, from the outer to the inner."""
-    return sorted({path for path in mounts_below(root) if path != root})
-
-
-def _shown(root: str, path: str) -> dict[str, Any]:
-    """A mount in the workspace as a container has it: to be read. What was written there could not be rolled back, and
-    without it commands would write under it, where nobody looks."""
-    target = f"{WORKSPACE}/{os.path.relpath(path, root)}"
-    try:
-        os.stat(path)
-    except OSError:  # one of a user's own, such as with FUSE, which not even root sees
-        return {"type": "tmpfs", "source": "tmpfs", "target": target, "size": "4k", "read_only": True}
-    return {"type": "bind", "source": path, "target": target, "read_only": True}
-
-
-def _cover(root: str, path: str) -> dict[str, Any]:
-    """The mount of something empty and read-only on what is hidden. Raises SandboxUnavailableError."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:  # Podman would make a file with another name, and cover that
-        raise SandboxUnavailableError(
-            f"{escape_path(path)} is hidden, and Podman cannot cover a name that is not UTF-8: rename it"
-        ) from None
-    empty = write_once(os.path.join(podman_directory(), "empty"), "")
-    if os.path.isdir(os.path.join(root, path)):
-        empty = os.path.join(podman_directory(), "empty-directory")
-        os.makedirs(empty, exist_ok=True)
-    return {"type": "bind", "source": empty, "target": f"{WORKSPACE}/{path}", "read_only": True}
 
 
 def remove_orphans(connection: Connection) -> Sequence[str]:

@@ -144,13 +144,15 @@ class Users:
 
 
 @contextmanager
-def mapped_for_owner(root: str, host: Host) -> Generator[tuple[str, Users]]:
-    """What to mount for `root` into a container that is started in the block, and who its users are.
+def mapped_for_owner(root: str, host: Host, also: Sequence[str] = ()) -> Generator[tuple[Mapping[str, str], Users]]:
+    """What to mount for `root` and each directory of ``also`` into a container that is started in the block, and who
+    its users are. What of ``also`` cannot be mounted for them is left out.
 
     Raises:
         SandboxUnavailableError: what the container made would not belong to the owner of the tree.
     """
     owner = os.stat(root)
+    unmapped = {tree: tree for tree in (root, *also)}
     if host.rootless:
         if owner.st_uid != os.getuid():
             raise SandboxUnavailableError(
@@ -159,12 +161,12 @@ def mapped_for_owner(root: str, host: Host) -> Generator[tuple[str, Users]]:
                 "(CONTAINER_HOST=unix:///run/podman/podman.sock)"
             )
         description = "rootless: the user's own number, in a user namespace"
-        yield root, Users(f"{os.getuid()}:{os.getgid()}", {"userns_mode": {"nsmode": "keep-id"}}, description)
+        yield unmapped, Users(f"{os.getuid()}:{os.getgid()}", {"userns_mode": {"nsmode": "keep-id"}}, description)
         return
     maps = [swapped_ids(FIRST_ID, USER, number) for number in (owner.st_uid, owner.st_gid)]
     with ExitStack() as stack:
         try:
-            place = stack.enter_context(owner_mount(root, *maps))
+            places = {root: stack.enter_context(owner_mount(root, *maps))}
         except OSError as error:
             user = f"{owner.st_uid}:{owner.st_gid}"
             if 0 in (owner.st_uid, owner.st_gid):
@@ -173,7 +175,7 @@ def mapped_for_owner(root: str, host: Host) -> Generator[tuple[str, Users]]:
                     f"making the container root ({error}): `chown -R` it to an ordinary user and group, or use Linux "
                     "5.12 or newer with a filesystem that has idmapped mounts (ext4, xfs, btrfs), as root"
                 ) from error
-            place, users = root, Users(user, {}, f"the owner ({user}), without a user namespace")
+            places, users = unmapped, Users(user, {}, f"the owner ({user}), without a user namespace")
         else:
             # In one piece: Podman 4.3 cannot mount an image for maps of several.
             whole = [{"container_id": 0, "host_id": FIRST_ID, "size": IDS}]
@@ -182,4 +184,7 @@ def mapped_for_owner(root: str, host: Host) -> Generator[tuple[str, Users]]:
                 f"nobody on the host ({FIRST_ID + USER}), with a mount on which the owner's files are that user's"
             )
             users = Users(f"{USER}:{USER}", mapped, description)
-        yield place, users
+            for tree in also:
+                with suppress(OSError):
+                    places[tree] = stack.enter_context(owner_mount(tree, *maps))
+        yield places, users

@@ -31,6 +31,11 @@ class Repository:
         self.base = "" if base == os.curdir else base
         """The path of the tree in the repository. Empty: it is the repository's root, or has none."""
 
+    @property
+    def top(self) -> str:
+        """The root of the repository. The tree itself, if it has none."""
+        return str(self._top)
+
     def ignored(self, read: Callable[[str], bytes | None]) -> IgnoredPaths:
         """Return the ignored paths of the tree. ``read`` returns the bytes of a file of the tree as the run found
         it, or None if there is none."""
@@ -45,12 +50,12 @@ class Repository:
         """The rules as they are now. None for a tree without a repository."""
         if self._git is None:
             return None
-        common = self._git / (_content(self._git / "commondir") or b".").decode(errors="surrogateescape").strip()
-        excluded = _content(common / "info" / "exclude") or b""
+        common = self._git / (file_content(self._git / "commondir") or b".").decode(errors="surrogateescape").strip()
+        excluded = file_content(common / "info" / "exclude") or b""
         return RepositoryRules(self.base, self._read_above, self._is_in_index, excluded)
 
     def _read_above(self, path: str) -> bytes | None:
-        return _content(self._top / path)
+        return file_content(self._top / path)
 
     def _is_in_index(self, path: str) -> bool:
         return _has(self._index, path)
@@ -84,7 +89,7 @@ class Repository:
 @lru_cache(maxsize=2)
 def _index_of(path: Path, stamp: tuple[int, ...]) -> Collection[str] | None:
     """The paths in the index that has this stamp. None if it cannot be read."""
-    content = _content(path)
+    content = file_content(path)
     return None if content is None else _indexed(content)
 
 
@@ -110,15 +115,21 @@ def _found(root: Path) -> tuple[Path, Path | None]:
     """Return the root of the repository and its directory of data; as git, none of another user above the tree."""
     for top in (root, *root.parents):
         git = top / GIT
-        if (link := _content(git) or b"").startswith(b"gitdir: "):  # a worktree or a submodule
-            git = top / os.fsdecode(link.removeprefix(b"gitdir: ").strip())
+        if (link := git_link(git)) is not None:
+            git = top / link
         with suppress(OSError):
             if (git / "HEAD").exists() and (top == root or top.stat().st_uid == root.stat().st_uid):
                 return top, git
     return root, None
 
 
-def _content(path: Path, most: int = MAX_BYTES) -> bytes | None:
+def git_link(path: Path) -> str | None:
+    """Return where a file ``.git`` says that git's data are, as in a worktree or a submodule. None: it is no such."""
+    content = file_content(path) or b""
+    return os.fsdecode(content.removeprefix(b"gitdir: ").strip()) if content.startswith(b"gitdir: ") else None
+
+
+def file_content(path: Path, most: int = MAX_BYTES) -> bytes | None:
     """Return the bytes of a regular file of the host. None if it has more than ``most``."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -226,7 +237,7 @@ def _last_read(store: Store, commit: str) -> Callable[[str], bytes | None]:
 
 def on_disk(root: str, path: str) -> bytes | None:
     """Return the bytes of a file that may mark its directory as one that ignores itself."""
-    return _content(Path(root) / path, MAX_MARK_BYTES)
+    return file_content(Path(root) / path, MAX_MARK_BYTES)
 
 
 def file_at(store: Store, commit: str, path: str) -> bytes | None:
