@@ -16,6 +16,7 @@ from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import WriteMode
 from ringfence_sandbox.disk.confined import Confined, Found
 from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, exists, failpoint, mounts_below, set_mode
+from ringfence_sandbox.disk.linked_worktrees import check_none_below, check_outside
 from ringfence_sandbox.disk.new_files import copy_and_append, copy_attributes, umask, write_all
 from ringfence_sandbox.disk.state import State
 from ringfence_sandbox.transaction.changes import states_inside
@@ -76,6 +77,7 @@ class Edits:
                 return False
             if not stat.S_ISREG(found.st_mode):
                 return False
+            check_outside(self._files.root, normal)
             with self.transactions.operation():
                 self._replace(at, name, normal, found, content)
         return True
@@ -126,6 +128,7 @@ class Edits:
         assert found.stat is not None
         if stat.S_IMODE(found.stat.st_mode) == mode:
             return
+        check_outside(self._files.root, found.place, is_directory=found.is_directory)
         with self.transactions.operation():
             if found.is_file and found.stat.st_nlink > 1:
                 # The bits belong to the inode, and its other names may lie outside of the workspace.
@@ -156,6 +159,7 @@ class Edits:
         found = self._files.find(normal, follow=follow)
         if found.obstacle is not None:
             raise found.obstacle
+        check_outside(self._files.root, found.place, is_directory=found.is_directory)
         if found.stat is None and not parents and self._files.look(found.place.rpartition("/")[0]) is None:
             raise FileNotFoundError(errno.ENOENT, "has no parent directory", normal)
         return found
@@ -200,7 +204,7 @@ class Edits:
         """Take a file, or a directory with all that is in it, out of the tree; the slot to which it comes."""
         assert found.stat is not None
         path, holding = found.place, self._undo.holding
-        self._check_mounts(found)
+        self._check_separate(found)
         self._read_set.check(path, found.stat)
         slot = holding.new_slot()
         with _Renaming(path, partial(os_error, errno.ENOENT)), self._files.parent(path) as (above, name):
@@ -225,7 +229,7 @@ class Edits:
     def _rename(self, source: Found, new: str) -> None:
         assert source.stat is not None
         old = source.place
-        self._check_mounts(source)
+        self._check_separate(source)
         self._read_set.check(old, source.stat, read=False)  # what is moved is not lost
         self._read_set.check(new, None)
         with self._files.parent(old) as (at, name):
@@ -243,9 +247,11 @@ class Edits:
         self._read_set.wrote(old, None)
         self._read_set.wrote(new, State.of(found, self._undo.written.hash_of(found)))
 
-    def _check_mounts(self, found: Found) -> None:
-        """What is mounted in a directory would go along, and in the end be removed."""
+    def _check_separate(self, found: Found) -> None:
+        """A linked worktree or a mount in a directory would go along, and in the end be removed."""
+        check_outside(self._files.root, found.place, is_directory=found.is_directory)
         if found.is_directory:
+            check_none_below(self._files.root, found.place)
             path = os.path.realpath(f"/proc/self/fd/{self._files.root}")
             for mounted in mounts_below(os.path.join(path, found.place)):
                 place = os.path.relpath(mounted, path)

@@ -214,6 +214,12 @@ class HostFilesystem(Transactional):
         """What is hidden and there now. A hidden directory stands for all that is below it."""
         return () if self._hidden is None else tuple(self._hidden.paths)
 
+    @property
+    def linked_worktrees(self) -> Sequence[str]:
+        """The linked worktrees of git in it that the newest scan found. Each is a workspace of its own."""
+        found = () if self.history is None else self.history.linked_worktrees
+        return tuple(path for path in found if os.path.isdir(os.path.join(self.root, path)))
+
     def hidden_files(self) -> Iterator[HiddenContent]:
         """Yield each hidden file, also those below hidden directories. What cannot be read is left out."""
         if self._hidden is not None:

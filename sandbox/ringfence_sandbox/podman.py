@@ -178,9 +178,10 @@ class PodmanSandbox:
             lives = container is not None and not container.channel.closed and container.process.lives
             tree = self.filesystem.hidden_tree
             hidden: Mapping[str, Inode] = {} if tree is None else tree.covers()
+            worktrees = self.filesystem.linked_worktrees
             if container is not None and lives and container.mounts == mounted_in(self.filesystem.root):
                 with suppress(SandboxUnavailableError):
-                    if container.hidden == hidden:
+                    if (container.hidden, container.worktrees) == (hidden, worktrees):
                         container.check_covered()
                         return container
             self._end_container()
@@ -197,6 +198,7 @@ class PodmanSandbox:
                 hidden=hidden,
                 git=self._git,
                 rule=self.filesystem.hidden,
+                worktrees=worktrees,
                 resolve=self._resolve,
             )
             self._describe(self._resources.container, image if is_new else "")

@@ -18,6 +18,7 @@ from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.participants import Change, Step, Transactional
 from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Transaction, tool_transaction
+from ringfence_sandbox.disk.linked_worktrees import is_linked_worktree
 from ringfence_sandbox.disk.places import made_outside, store_of
 from ringfence_sandbox.history_stores import forget_temporary_stores, mark_temporary_store
 from ringfence_sandbox.host import Durability, HostFilesystem
@@ -101,9 +102,14 @@ class Reversal:
 
 
 def find_workspace(directory: str | os.PathLike[str]) -> Path | None:
-    """Return the nearest directory that has a history: this one, or one above it."""
-    roots = with_those_above(os.path.realpath(directory))
-    return next((Path(root) for root in roots if os.path.isdir(os.path.join(store_of(root), FOLDER))), None)
+    """Return the nearest directory that has a history: this one, or one above it. As git's commands, it never goes up
+    from a linked worktree: that is a workspace of its own."""
+    for root in with_those_above(os.path.realpath(directory)):
+        if os.path.isdir(os.path.join(store_of(root), FOLDER)):
+            return Path(root)
+        if is_linked_worktree(None, root):
+            return None
+    return None
 
 
 def _check_directory(path: str) -> None:

@@ -146,6 +146,26 @@ def test_a_directory_above_that_nobody_may_enter_is_no_obstacle(make_sandbox: Ma
     assert make_sandbox(root).run("cat secret").stdout == "secret\n"
 
 
+def test_a_linked_worktree_in_a_workspace_can_be_read_and_not_written(
+    make_sandbox: MakeSandbox, tmp_path: Path
+) -> None:
+    place = tmp_path / "workspace" / "d" / "worktree"
+    place.mkdir(parents=True)
+    (place / ".git").write_text("gitdir: ../../.git/worktrees/worktree\n")
+    (place / "x").write_text("inside\n")
+    (place / "x").chmod(0o600)
+    sandbox = make_sandbox()
+    tried = sandbox.run("cat d/worktree/x; echo more >> d/worktree/x; touch d/worktree/y; touch d/z; mv d/worktree e")
+    assert tried.stdout == "inside\n"
+    assert tried.stderr.count("Read-only file system") == 2
+    assert tried.changed_paths == ("d/z",)
+    made = sandbox.run("mkdir later; echo 'gitdir: /workspace/.git/worktrees/later' > later/.git; touch later/made")
+    assert "later/made" in made.changed_paths
+    assert "Read-only file system" in sandbox.run("touch later/y").stderr
+    shutil.rmtree(place)
+    assert sandbox.run("mkdir d/worktree; touch d/worktree/y").exit_code == 0
+
+
 def test_what_is_mounted_in_a_workspace_can_be_read_and_not_written(make_sandbox: MakeSandbox, tmp_path: Path) -> None:
     """Nor can what is under it, where no scan would see it."""
     place, late = tmp_path / "workspace" / "d" / "mnt", tmp_path / "workspace" / "late"

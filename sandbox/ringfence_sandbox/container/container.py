@@ -42,7 +42,7 @@ from ringfence_sandbox.container.isolation import (
     verified,
 )
 from ringfence_sandbox.container.network import AllowedHosts, Network, Resolve, allowed_hosts, resolve_name
-from ringfence_sandbox.container.tree_mounts import cover, git_mounts, mounted_in, searchable, show
+from ringfence_sandbox.container.tree_mounts import cover, git_mounts, mounted_in, searchable, show, show_worktree
 from ringfence_sandbox.container.users import mapped_for_owner
 from ringfence_sandbox.disk.call_process import OWNER_LABEL, CallProcess, is_orphan, own_label
 from ringfence_sandbox.disk.hidden_tree import MANY, Inode
@@ -149,6 +149,7 @@ class Container:
         hidden: Mapping[str, Inode],
         git: GitDirectories,
         rule: HiddenFiles | None,
+        worktrees: Sequence[str],
     ) -> None:
         """Create and start one. NoPythonError, SandboxUnavailableError: it does not start."""
         self._connection = connection
@@ -156,6 +157,8 @@ class Container:
         """What runs the executor, and can run other programs of ours."""
         self.mounts = mounted_in(root)
         """What was mounted in the workspace when it was started."""
+        self.worktrees = worktrees
+        """The linked worktrees in the workspace when it was started. Commands can read them."""
         self.hidden = hidden
         """What was covered in the workspace when it was started: path to inode."""
         self._covered = [f"{WORKSPACE}/{path}" for path in hidden]
@@ -184,6 +187,7 @@ class Container:
             )
             shown = {path: os.path.relpath(path, root) for path in self.mounts}
             bare = [path for path, at in shown.items() if hidden.keys().isdisjoint((at, *directories_above(at)))]
+            wanted["mounts"] += [show_worktree(places[root], path) for path in worktrees]
             wanted["mounts"] += [show(root, path) for path in bare] + [cover(root, path) for path in hidden]
             shown_git = git.within(places)
             covers = shown_git.covers(rule)
@@ -235,17 +239,27 @@ class Container:
         hidden: Mapping[str, Inode] = MappingProxyType({}),
         git: GitDirectories = NO_GIT,
         rule: HiddenFiles | None = None,
+        worktrees: Sequence[str] = (),
         resolve: Resolve = resolve_name,
     ) -> Container:
         """Create and start one over the tree `root`, and look whether it is shut in. What is ``hidden`` is covered, and
-        what ``rule`` hides in the directories of ``git``. ``resolve`` finds the addresses of hosts that ``network``
-        names.
+        what ``rule`` hides in the directories of ``git``. ``worktrees`` can only be read. ``resolve`` finds the
+        addresses of hosts that ``network`` names.
 
         Raises:
             SandboxUnavailableError: it cannot be had, or is not shut in as it should be.
         """
         make = partial(
-            cls, connection, root, image=image, limits=limits, network=network, hidden=hidden, git=git, rule=rule
+            cls,
+            connection,
+            root,
+            image=image,
+            limits=limits,
+            network=network,
+            hidden=hidden,
+            git=git,
+            rule=rule,
+            worktrees=worktrees,
         )
         try:
             started = make(IN_THE_IMAGE)

@@ -33,6 +33,13 @@ def show(root: str, path: str) -> dict[str, Any]:
     return {"type": "bind", "source": path, "target": target, "read_only": True}
 
 
+def show_worktree(place: str, path: str) -> dict[str, Any]:
+    """A linked worktree as a container has it: to be read. What was written there could not be rolled back.
+
+    ``place`` is where the workspace is on the host, ``path`` the worktree in it."""
+    return {"type": "bind", "source": os.path.join(place, path), "target": f"{WORKSPACE}/{path}", "read_only": True}
+
+
 def cover(root: str, path: str) -> dict[str, Any]:
     """The mount of something empty and read-only on what is hidden. Raises SandboxUnavailableError."""
     return _empty(f"{WORKSPACE}/{path}", is_directory=os.path.isdir(os.path.join(root, path)))

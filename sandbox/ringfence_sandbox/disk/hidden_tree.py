@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -84,6 +84,13 @@ class HiddenTree:
     def forget_paths(self) -> None:
         """A scan begins, which calls `sees` for all that there is."""
         self._paths = {}
+
+    def find_below(self, directories: Iterable[str]) -> None:
+        """Find what is hidden in directories that no scan enters."""
+        for directory in directories:
+            with suppress(OSError):
+                for _ in self._below(directory):
+                    pass
 
     def sees(
         self,

@@ -1,8 +1,8 @@
 """Who has a workspace open: at most one process, and it can be named.
 
 The root itself is locked, and every readable directory above it shared, so that other spellings of the root, other
-state directories and workspaces inside of one another collide. The kernel lets go when the last descriptor is closed,
-however the process ended.
+state directories and workspaces inside of one another collide. Above a linked worktree of git nothing is locked: a
+workspace around it leaves it alone. The kernel lets go when the last descriptor is closed, however the process ended.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import PurePath
 from ringfence.errors import WorkspaceLockedError
 from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.disk.kernel import FORKS
+from ringfence_sandbox.disk.linked_worktrees import is_linked_worktree
 from ringfence_sandbox.disk.places import not_written
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -73,13 +74,21 @@ class RootLock:
         try:
             # A descriptor of its own: locks of one open file are shared by all of its descriptors.
             self._take(self._open(".", _OPEN, at=root), fcntl.LOCK_EX, path, store)
-            for above in PurePath(path).parents:
-                with suppress(OSError):  # what we may not read, we cannot lock
-                    self._take(self._open(str(above), _OPEN), fcntl.LOCK_SH, str(above))
+            self._take_above(root, path)
             self._take_store(path, store)
         except BaseException:
             self.close()
             raise
+
+    def _take_above(self, root: int, path: str) -> None:
+        if is_linked_worktree(root):
+            return
+        for above in PurePath(path).parents:
+            with suppress(OSError):  # what we may not read, we cannot lock
+                descriptor = self._open(str(above), _OPEN)
+                self._take(descriptor, fcntl.LOCK_SH, str(above))
+                if is_linked_worktree(descriptor):
+                    return
 
     def _take_store(self, path: str, store: str) -> None:
         place = os.path.join(store, "holder")

@@ -21,9 +21,10 @@ from ringfence.participants import Change, FileVersion
 from ringfence_sandbox.disk.confined import Confined, open_file, sha256_of
 from ringfence_sandbox.disk.git_index import has_same_entries, is_index
 from ringfence_sandbox.disk.kernel import free_bytes, set_mode, sync_filesystem
+from ringfence_sandbox.disk.linked_worktrees import LINKED_WORKTREE, is_open_workspace
 from ringfence_sandbox.disk.state import State
-from ringfence_sandbox.opaque.states import Aborted, After, Before, ExcludedFile, is_only_time
-from ringfence_sandbox.scan.scan import Exclusion, Hides, ScanResult
+from ringfence_sandbox.opaque.states import SEPARATE, Aborted, After, Before, ExcludedFile, is_only_time
+from ringfence_sandbox.scan.scan import Exclusion, Hides, ScanResult, Separates
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, attributes_of, stamp_of
 from ringfence_sandbox.steps.aborted_calls import keep_commit
 from ringfence_sandbox.steps.step_history import StepHistory
@@ -190,7 +191,7 @@ class Scans:
 
     def _excluded(self, path: str, reason: Exclusion, stamp: Stamp | None) -> ExcludedFile:
         here = self._look(path)
-        mode = -1 if here is None or reason == "mounted" else here.st_mode
+        mode = -1 if here is None or reason in SEPARATE else here.st_mode
         return ExcludedFile(reason, *(stamp[:3] if stamp is not None else (0, 0, 0)), mode)
 
     def recovered(self, commit: str, more: bytes) -> tuple[Before, After]:
@@ -221,7 +222,8 @@ class Scans:
         """
         self._keep_root_open(before.commit)
         keeper = _Keeper(self.store, before.room)
-        found = self.history.scan(before.commit, keeper.keep, hides=self._hides_since(before))
+        hides, separates = self._hides_since(before), _separates_since(before)
+        found = self.history.scan(before.commit, keeper.keep, hides=hides, separates=separates)
         keeper.flush()
         differing = self._without_outer_names(before, sorted(self._differing(before, found), key=lambda one: one.path))
         differing = [*differing, *self._of_other_attributes(before, found, {item.path for item in differing})]
@@ -352,8 +354,11 @@ class Scans:
         read = {path: now for path, _, now in after.differing if path in before.left and now is not None}
         for path, left in before.left.items():
             here = self._look(path)
+            if here is not None and left.reason == LINKED_WORKTREE and left.is_at(here):
+                continue  # what is changed in it is no change of this workspace
             if here is None or not (left.fits(here) and left.has_mode(here)):
-                was = FileVersion("file", stat.S_IMODE(max(left.mode, 0)), left.size)
+                kind = "directory" if left.reason in SEPARATE else "file"
+                was = FileVersion(kind, stat.S_IMODE(max(left.mode, 0)), left.size)
                 now = self._version(read[path], after.stamps.get(path)) if path in read else self._unread(path)
                 found[path] = Change(path, was, now)
         return [found[path] for path in sorted(found) if not self._files.is_reserved(path)]
@@ -490,6 +495,20 @@ class Scans:
             return f"{found.st_size} bytes, sha256 {sha256_of(descriptor)}"
         finally:
             os.close(descriptor)
+
+
+def _separates_since(before: Before) -> Separates:
+    """Whether a directory was a linked worktree before a call, or has come to be one that somebody has open. Any other
+    new one is the call's work: policies see what is in it, and a rollback removes it."""
+    left = {path: one for path, one in before.left.items() if one.reason == LINKED_WORKTREE}
+    inodes = {one.inode for one in left.values()}
+
+    def separates(directory: int, path: str, status: os.stat_result, is_linked: bool) -> bool:
+        if path in left and left[path].is_at(status):
+            return True
+        return is_linked and (status.st_ino in inodes or is_open_workspace(directory))
+
+    return separates
 
 
 def _with_known_link(entry: Entry, known: Entry | None, numbers: Set[int]) -> Entry:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import failpoint
+from ringfence_sandbox.disk.linked_worktrees import LINKED_WORKTREE
 from ringfence_sandbox.disk.new_files import data_ranges
 from ringfence_sandbox.scan.scan import Exclusion, ScanResult
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, attributes_from_json, attributes_json, attributes_of
@@ -30,6 +31,10 @@ def is_only_time(item: Difference) -> bool:
     )
 
 
+SEPARATE: Collection[Exclusion] = frozenset[Exclusion]({"mounted", LINKED_WORKTREE})
+"""Why directories are left out that a rollback neither moves nor changes."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExcludedFile:
     """Something that a scan left out: it was there before the call, and only its name and status are known."""
@@ -39,7 +44,7 @@ class ExcludedFile:
     size: int
     mtime_ns: int
     mode: int
-    """Its kind and permission bits; -1: not known, or of what is mounted there."""
+    """Its kind and permission bits; -1: not known, or of what is `SEPARATE`."""
 
     def is_at(self, found: os.stat_result) -> bool:
         """Whether this is the very thing, changed or not. (An inode's number may have gone to something else.)"""

@@ -13,9 +13,10 @@ from dataclasses import replace
 from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import Renames, failpoint, set_mode
+from ringfence_sandbox.disk.linked_worktrees import LINKED_WORKTREE
 from ringfence_sandbox.disk.new_files import write_all
 from ringfence_sandbox.disk.state import State, kind_of
-from ringfence_sandbox.opaque.states import After, Before, ExcludedFile, KeptOpen
+from ringfence_sandbox.opaque.states import SEPARATE, After, Before, ExcludedFile, KeptOpen
 from ringfence_sandbox.scan.stat_cache import Stamp, attributes_of, stamp_of
 from ringfence_sandbox.store.entries import Difference, Entry, apply_metadata, blob_id, is_directory
 from ringfence_sandbox.store.states import States
@@ -60,7 +61,8 @@ class TreeRollback:
         self._names: dict[int, list[str]] = {}
         """By link number, all paths that are to be names of one file."""
         self._staying: set[str] = set()
-        """Paths of what is hidden and new. There is no copy of it, and somebody else may have made it."""
+        """Paths of what is hidden and new, and of linked worktrees that have come there. There is no copy of it, and
+        somebody else may have made it."""
         self._restore = Restore(
             files, renames, hold, DirectoryTimes(files), make=self._make, finish=self._finish, discard=True
         )
@@ -75,7 +77,7 @@ class TreeRollback:
         for item in self._all():
             path, wanted, now = item
             here = self._files.look(path)
-            if path in self._staying or self._was_left_out(path, here):
+            if not self._staying.isdisjoint((path, *directories_above(path))) or self._was_left_out(path, here):
                 continue
             if path in above and not is_directory(wanted):
                 if wanted is not None:
@@ -95,10 +97,13 @@ class TreeRollback:
 
     def _stays(self, path: str) -> bool:
         """Whether something is hidden that was not there before the call, or is what was hidden at a path for which
-        somebody has saved something else."""
-        if self._after.found.excluded[path] != "hidden" or path in self.before.left:
+        somebody has saved something else; or is a linked worktree that was not there."""
+        reason, here = self._after.found.excluded[path], self._files.look(path)
+        if reason == LINKED_WORKTREE:
+            left = self.before.left.get(path)
+            return here is not None and (left is None or not left.is_at(here))
+        if reason != "hidden" or path in self.before.left:
             return False
-        here = self._files.look(path)
         homes = [(at, left) for at, left in self.before.hidden.items() if here is not None and left.is_at(here)]
         return here is not None and all(self._is_saved_anew(at, left) for at, left in homes)
 
@@ -182,7 +187,8 @@ class TreeRollback:
         for path, left in self.before.left.items():
             self._say_left(path, left, path in was_there)
         for path in sorted(self._staying):
-            self._note(f"{path} is hidden: it stays as it is, and no history has it")
+            what = "hidden" if self._after.found.excluded[path] == "hidden" else "a linked worktree of git"
+            self._note(f"{path} is {what}: it stays as it is, and no history has it")
         return report
 
     def _is_at(self, path: str, left: ExcludedFile) -> bool:
@@ -223,7 +229,7 @@ class TreeRollback:
                 found[path] = inode
         for path, left in self.before.left.items():
             saved = left.reason == "hidden" and path not in self.items and self._files.look(path) is not None
-            if saved or left.reason == "mounted":  # a mount stays where it was moved to
+            if saved or left.reason in SEPARATE:  # it stays where it was moved to
                 continue
             for place in [*at.get(left.inode, ()), *held.get(left.inode, ())]:
                 here = self._files.look(place)

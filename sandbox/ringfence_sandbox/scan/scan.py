@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 
 from ringfence_sandbox.disk.confined import Confined
 from ringfence_sandbox.disk.kernel import abilities, mounts_below
+from ringfence_sandbox.disk.linked_worktrees import GIT, LINKED_WORKTREE, is_linked_worktree
 from ringfence_sandbox.disk.new_files import data_ranges
 from ringfence_sandbox.scan.stat_cache import (
     COARSE_TICK_NS,
@@ -44,10 +45,12 @@ Progress: TypeAlias = Callable[[int], None]
 """Called now and then with the number of files that a scan has looked at."""
 Hides: TypeAlias = Callable[[int, str, str, os.stat_result], bool]
 """Whether something is hidden: the descriptor of its directory, its name there, its path, and its status."""
+Separates: TypeAlias = Callable[[int, str, os.stat_result, bool], bool]
+"""Whether a directory is left out as a linked worktree: its descriptor, its path, its status, and whether it is one."""
 _Other: TypeAlias = tuple[str, os.stat_result, bool]
 """The name of something that the cache does not know, its status, and whether it is hidden."""
 Exclusion: TypeAlias = Literal[
-    "too large", "too many files", "too deep", "special file", "unreadable", "mounted", "hidden"
+    "too large", "too many files", "too deep", "special file", "unreadable", "mounted", "linked worktree", "hidden"
 ]
 
 
@@ -129,6 +132,11 @@ def follow(cache: StatCache, states: States, commit: str | None) -> None:
     cache.commit = commit
 
 
+def separates_all(directory: int, path: str, status: os.stat_result, is_linked: bool) -> bool:
+    """Leave out every linked worktree: it is a workspace of its own, which may be open."""
+    return is_linked
+
+
 def no_progress(files: int) -> None:
     """Report no progress."""
 
@@ -146,8 +154,8 @@ class Scanner:
     """One scan of the tree at the descriptor ``root`` against its state at ``commit`` (None: nothing) and its cache.
 
     ``keep`` puts the bytes of a file into the store and gives their object id. ``hidden`` gives the names in the root
-    that are none of the workspace's, and ``hides`` what is to be left out as hidden. ``progress`` is called for
-    every directory, and in a large one now and then.
+    that are none of the workspace's, ``hides`` what is to be left out as hidden, and ``separates`` which directories as
+    linked worktrees. ``progress`` is called for every directory, and in a large one now and then.
     """
 
     def __init__(
@@ -162,6 +170,7 @@ class Scanner:
         hidden: Callable[[str], bool] = lambda name: False,
         progress: Progress = no_progress,
         hides: Hides | None = None,
+        separates: Separates = separates_all,
     ) -> None:
         self._files = Confined(root, abilities())
         self._states = states
@@ -172,6 +181,7 @@ class Scanner:
         self._hidden = hidden
         self._progress = progress
         self._hides = hides
+        self._separates = separates
         self._clock = filesystem_clock(root)
         place = os.path.realpath(f"/proc/self/fd/{root}")
         self._mounted = {os.path.relpath(path, place) for path in mounts_below(place)}
@@ -212,6 +222,11 @@ class Scanner:
                 fresh, others = self._listed(descriptor, directory.path)
             except OSError as error:
                 return self._not_entered(directory, error)
+            has_git_file = GIT in fresh or any(name == GIT and stat.S_ISREG(now.st_mode) for name, now, _ in others)
+            is_linked = has_git_file and is_linked_worktree(descriptor)
+            if directory.path and self._separates(descriptor, directory.path, status, is_linked):
+                self._exclude(directory.path, LINKED_WORKTREE, directory.before, directory.stamp)
+                return ()
             return self._compare(descriptor, directory, status, fresh, others)
 
     def _not_entered(self, directory: _Directory, error: OSError) -> Sequence[_Directory]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ringfence.participants import Step
 from ringfence_sandbox.disk.confined import Confined, Looks
 from ringfence_sandbox.disk.hidden_tree import HiddenTree
+from ringfence_sandbox.disk.linked_worktrees import LINKED_WORKTREE
 from ringfence_sandbox.disk.state import State
 from ringfence_sandbox.scan.scan import (
     Exclusion,
@@ -22,8 +23,10 @@ from ringfence_sandbox.scan.scan import (
     ScanLimits,
     Scanner,
     ScanResult,
+    Separates,
     follow,
     no_progress,
+    separates_all,
 )
 from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, StatCache
 from ringfence_sandbox.steps.aborted_calls import keep_typed
@@ -205,18 +208,20 @@ class StepHistory(History):
         keep: Callable[[bytes], str] | None = None,
         *,
         hides: Hides | None = None,
+        separates: Separates = separates_all,
     ) -> ScanResult:
         """What differs from a commit. ``keep`` takes the bytes of what had to be read, by default the store.
-        ``hides`` tells what is hidden; left out, what is now.
+        ``hides`` tells what is hidden; left out, what is now. ``separates`` tells which linked worktrees are left out.
 
         The cache stands for no commit after changes, until `stand_for` says which.
         """
         store = self.store
         if self._cache is None:
             self._cache = StatCache.load(store.folder / _CACHE)
-        if hides is None and self.hidden is not None:
-            self.hidden.forget_paths()
-            hides = self.hidden.sees
+        now_hidden = self.hidden if hides is None else None
+        if now_hidden is not None:
+            now_hidden.forget_paths()
+            hides = now_hidden.sees
         scanner = Scanner(
             self._files.root,
             store.states,
@@ -227,8 +232,12 @@ class StepHistory(History):
             hidden=self._files.is_reserved,
             progress=self.progress,
             hides=hides,
+            separates=separates,
         )
         found = scanner.scan()
+        worktrees = [path for path, reason in found.excluded.items() if reason == LINKED_WORKTREE]
+        if now_hidden is not None:  # commands reach what is there
+            now_hidden.find_below(worktrees)
         self.left_out = {
             path: (reason, found.stamps.get(path))
             for path, reason in found.excluded.items()
@@ -255,6 +264,11 @@ class StepHistory(History):
     def attributes(self) -> Mapping[str, Attributes]:
         """The extended attributes of what is in the tree, as the last scan saw them, by path."""
         return {} if self._cache is None else self._cache.attributes.copy()
+
+    @property
+    def linked_worktrees(self) -> Sequence[str]:
+        """The linked worktrees that the newest scan left out."""
+        return tuple(sorted(path for path, (reason, _) in self.left_out.items() if reason == LINKED_WORKTREE))
 
     def look(self) -> ScanResult:
         """Take in the tree as it is: the baseline where there is none, else what somebody else changed, if anything.

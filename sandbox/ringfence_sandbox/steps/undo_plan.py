@@ -80,7 +80,8 @@ class Planner:
         for record, parent in zip(undone, parents, strict=True):
             found = states.differences(parent, record.commit)
             self._keep_unknown(plan, found, record, states.unknown(parent))
-            steps.append(found)
+            now = states.unknown(self._tip)
+            steps.append([one for one in found if one.changes_content or now.why(one.path) is None])
         _Undo(plan, states, self._tip, self._changed_by(undone)).run(steps)
         plan.finish(self._names)
         return plan

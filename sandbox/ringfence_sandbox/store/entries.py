@@ -124,7 +124,7 @@ def blob_id(content: bytes) -> str:
 MOST_NAMED = 10_000
 """Of more, no names are kept, and of nothing that a state does not have can be said that it was not there."""
 _TOO_MANY = "too many to name"
-_ALL_BELOW = frozenset({"unreadable", "mounted", "too deep", "hidden"})
+_ALL_BELOW = frozenset({"unreadable", "mounted", "linked worktree", "too deep", "hidden"})
 """Reasons why a directory is unknown: with all that is in it, whatever becomes known of itself."""
 
 
