@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from captured_tree import CapturedPath, shape
+from captured_tree import CapturedPath, capture_tree, shape
+from killing import killed_at
 from store_bytes import store_bytes
 
 from ringfence import Filesystem, Session
@@ -83,7 +84,6 @@ STAYING = {
     "in a directory that was moved": (f"mv app new; echo {SECRET} > new/id_rsa", ["new", "new/id_rsa"]),
     "a hidden directory": (f"mkdir vault; echo {SECRET} > vault/note", ["vault", "vault/note"]),
     "a key": (f"printf -- '{KEY}' > app/new.key", ["app/new.key"]),
-    "a file that has become a key": (f"printf -- '{KEY}' > app/cert.pem", ["app/cert.pem"]),
     "a backup of one that was saved anew": (f"mv .env .env.old; echo {SECRET} > .env", [".env", ".env.old"]),
     "a backup under another name": (f"mv .env backup; echo {SECRET} > .env", [".env", "backup"]),
     "one with another link": (f"echo {SECRET} > .env.a; ln .env.a .env.b", [".env.a", ".env.b"]),
@@ -132,6 +132,48 @@ def test_what_was_there_comes_back_from_a_hidden_path(workspace: Workspace, root
     assert workspace.filesystem.read("app/main.py").content == "print('shown')\n", "it is hidden no more"
     assert run(workspace.filesystem, "echo x > made", policies=(HiddenFilesPolicy(),)).outcome == "committed"
     assert workspace.steps()[-1].paths == ("made",)
+
+
+HIDING_WHAT_IT_CHANGES = {
+    "a hard link": "ln app/main.py app/id_rsa; echo evil > app/main.py",
+    "a symlink": "ln -s main.py app/id_rsa; echo evil > app/main.py",
+    "a hard link of a new file": "echo evil > app/new.py; ln app/new.py .env.x",
+    "a symlink to a new file": "echo evil > app/new.py; ln -s app/new.py .env.x",
+    "git's own": "echo evil >> .git/config; ln .git/config .env.x",
+    "a hook": "echo evil > .git/hooks/pre-commit; ln -s .git/hooks/pre-commit .env.x",
+    "a directory of hooks": "echo evil > .git/hooks/pre-commit; ln -s .git/hooks .env.x",
+    "a hidden directory of hooks": "echo evil > .git/hooks/pre-commit; ln -s .git/hooks vault",
+    "a file that has become a key": f"printf -- '{KEY}' > app/cert.pem",
+    "a move to a hidden name": "mv app/main.py .env.x; echo evil > .env.x; ln .env.x app/main.py",
+}
+
+
+@pytest.mark.parametrize("ends", ["ok", "raises", "killed"])
+@pytest.mark.parametrize("name", HIDING_WHAT_IT_CHANGES)
+def test_no_call_keeps_what_it_changed_by_giving_it_a_hidden_name(
+    root: Path, store: Path, name: str, ends: str
+) -> None:
+    (root / ".git/hooks").mkdir(parents=True)
+    (root / ".git/config").write_text("[core]\n")
+    before = {path: one for path, one in without_times(capture_tree(root)).items() if path}
+    with Workspace.open(root, store=store, hide=RULE):
+        pass
+    if ends == "killed":
+
+        def work(stop: Callable[[str], None]) -> None:
+            with Workspace.open(root, store=store) as workspace, held_call(workspace.filesystem, opaque=True):
+                subprocess.run(["sh", "-ec", HIDING_WHAT_IT_CHANGES[name]], cwd=root, check=True)
+                stop("here")
+
+        assert killed_at(0, work)
+        Workspace.open(root, store=store).close()
+    else:
+        with Workspace.open(root, store=store) as workspace:
+            policies = (HiddenFilesPolicy(),)
+            receipt = run(workspace.filesystem, HIDING_WHAT_IT_CHANGES[name], policies=policies, ends=ends)
+            assert receipt.outcome == ("denied" if ends == "ok" else "failed")
+    after = without_times(capture_tree(root))
+    assert {path: one for path, one in after.items() if path and path != ".env.x"} == before
 
 
 def test_a_file_gives_way_to_no_directory_with_something_hidden(workspace: Workspace, root: Path, store: Path) -> None:
@@ -217,9 +259,7 @@ def test_a_typed_call_that_fails_leaves_it_too(workspace: Workspace, root: Path,
     assert_not_stored(store)
 
 
-@pytest.mark.parametrize(
-    "name", ["in a new directory", "a hidden directory", "a file that has become a key", "a backup under another name"]
-)
+@pytest.mark.parametrize("name", ["in a new directory", "a hidden directory", "a key", "a backup under another name"])
 def test_a_recovery_leaves_it_too(root: Path, store: Path, name: str) -> None:
     script, staying = STAYING[name]
     with Workspace.open(root, store=store, hide=RULE):

@@ -129,6 +129,12 @@ class HiddenTree:
             or not self._paths.keys().isdisjoint((path, *directories_above(path)))
         )
 
+    def hides_itself(self, path: str) -> bool:
+        """Whether what is at a path is hidden by its own name, and its content where the name alone does not tell.
+
+        A file that only another hard link or a link with a hidden name hides is not."""
+        return self._is_named(path, self._look(path))
+
     def hides_entry(self, path: str, kind: int, number: int) -> bool:
         """`hides` for an entry of a directory, of this file type and inode number, without a look at the file."""
         if self.rule.hides(path, partial(self._head, path), is_directory=kind == stat.S_IFDIR):

@@ -164,8 +164,8 @@ class OpaqueCalls:
         return self._go(way, note, aborted)
 
     def _way(self, before: Before, after: After, judge: Judge, hold: Hold) -> TreeRollback:
-        states = self._scans.store.states
-        return TreeRollback(self._files, self._renames, hold, states, before, after, judge, self._kept_open)
+        states, hidden = self._scans.store.states, self._scans.history.hidden
+        return TreeRollback(self._files, self._renames, hold, states, before, after, judge, self._kept_open, hidden)
 
     def _go(self, way: TreeRollback, note: Note, aborted: Aborted) -> RestoreReport:
         told = [path or "the root" for path, item in sorted(way.items.items()) if not is_only_time(item)]

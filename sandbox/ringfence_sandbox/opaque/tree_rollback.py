@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.disk.confined import Confined
+from ringfence_sandbox.disk.hidden_tree import HiddenTree
 from ringfence_sandbox.disk.kernel import Renames, failpoint, set_mode
 from ringfence_sandbox.disk.linked_worktrees import LINKED_WORKTREE
 from ringfence_sandbox.disk.new_files import write_all
@@ -44,6 +45,7 @@ class TreeRollback:
         after: After,
         judge: Judge,
         kept_open: KeptOpen,
+        hidden: HiddenTree | None,
     ) -> None:
         self.items: dict[str, Difference] = {}
         before.left = {path: kept_open.current(left) for path, left in before.left.items()}
@@ -54,6 +56,7 @@ class TreeRollback:
         self._after = after
         self._judge = judge
         self._kept_open = kept_open
+        self._hidden = hidden
         self._modes: set[str] = set()
         """Paths that no scan took in, of which the permission bits are to be brought back."""
         self._times_ns: dict[str, int] = {}
@@ -105,7 +108,17 @@ class TreeRollback:
         if reason != "hidden" or path in self.before.left:
             return False
         homes = [(at, left) for at, left in self.before.hidden.items() if here is not None and left.is_at(here)]
-        return here is not None and all(self._is_saved_anew(at, left) for at, left in homes)
+        if homes:
+            return all(self._is_saved_anew(at, left) for at, left in homes)
+        # Of a file that was there, or of one with a name that hides nothing, the call would keep what it is denied.
+        return self._hidden is not None and self._hidden.hides_itself(path) and not self._was_covered(path, here)
+
+    def _was_covered(self, path: str, here: os.stat_result | None) -> bool:
+        """Whether the history has something at a path, or the path is a new name of what is still at one that it has."""
+        if here is None or self.before.inode(path) is not None:
+            return True
+        there = (self._files.look(at) for at in self.before.paths_of({here.st_ino}))
+        return any(found is not None and found.st_ino == here.st_ino for found in there)
 
     def _is_saved_anew(self, path: str, left: ExcludedFile) -> bool:
         here = self._files.look(path)
