@@ -316,7 +316,7 @@ def test_without_the_package_it_says_what_to_install(name: str, extra: str) -> N
         "except ImportError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"ringfence's extra '{extra}' needs: pip install '{extra}>=" in done.stdout
+    assert re.search(rf"ringfence's extra '{extra}' needs: pip install .*\[{extra}\]", done.stdout)
 
 
 def test_importing_the_adapters_imports_no_sdk() -> None:

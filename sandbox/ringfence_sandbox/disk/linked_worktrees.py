@@ -15,6 +15,7 @@ from ringfence.filesystem.paths import directories_above
 GIT = ".git"
 LINKED_WORKTREE = "linked worktree"
 """Why a scan leaves one out."""
+_MAX_DEPTH = 256
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_BYTES = 1 << 13
@@ -71,9 +72,11 @@ def _worktrees_below(root: int, path: str) -> Iterator[str]:
     with suppress(FileNotFoundError):
         top = os.open(path, _DIRECTORY, dir_fd=root)
         try:
-            for place, _, files, at in os.fwalk(".", dir_fd=top):
+            for place, folders, files, at in os.fwalk(".", dir_fd=top):
                 if GIT in files and is_linked_worktree(at):
                     yield os.path.normpath(os.path.join(path, place))
+                if place.count("/") >= _MAX_DEPTH:  # it is walked by recursion; no scan goes deeper either
+                    folders.clear()
         finally:
             os.close(top)
 
