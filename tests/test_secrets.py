@@ -212,6 +212,27 @@ def test_many_secrets_are_looked_for_at_once_in_each_piece_of_a_stream() -> None
     assert shown == b"x" * 60_000 + b"[PEM] [K12] " + b"y" * 60_000
 
 
+@pytest.mark.parametrize("value", ["-----BEGIN-KEY", "'$-!correct-horse", r"\\\\correct-horse", r"a\"\"correct-horse"])
+def test_many_backslashes_do_not_take_the_square_of_their_number(value: str) -> None:
+    """It would be minutes."""
+    known, row = Secrets({"TOKEN": value}), "\\" * 200_000
+    for text in (row + value[:5], row + "'" + row + value[:3] + row + "x"):
+        assert known.mask(text) == text
+        stream = MaskedStream(known)
+        assert stream.take(text.encode()) + stream.take(b"x") + stream.end() == text.encode() + b"x"
+    assert known.mask(f"x{row} {row}{value}").endswith("[TOKEN]")
+
+
+def test_backslashes_in_a_row_are_masked_however_they_are_quoted() -> None:
+    known = Secrets({"SHARE": r"\\\\server\\correct\"horse\\"})
+    text, quoted = r"\\\\server\\correct\"horse\\", [r"%5C%5C%5C%5Cserver%5C%5Ccorrect%5C%22horse%5C%5C"]
+    quoted += [r"\x5c\x5c\x5c\x5cserver\x5C\x5Ccorrect\x5c\x22horse\x5c\x5c"]
+    for _ in range(5):
+        quoted.append(text)
+        text = json.dumps(text)[1:-1]
+    assert [known.mask(f"x{each}x") for each in quoted] == ["x[SHARE]x"] * len(quoted)
+
+
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode, base64.encodebytes])
 def test_base64_is_masked_at_every_offset_and_across_lines(encode: Any) -> None:
     around = product((b"", b"x", b"xy", b"user:", b"x" * 40, b"x" * 41, b"x" * 42), (b"", b"\n", b"and more"))

@@ -20,9 +20,10 @@ SHORTEST = 8
 MAX_MEMORY = 1 << 25
 """The bytes that a search may take for its automaton."""
 _LONGEST_FORM = 24
-"""The most bytes that one character is expected to have, but for a row of backslashes."""
+"""The most bytes that one character is expected to have. More backslashes may quote it."""
 _BEGUN_FORM = re.compile(rb"""[\\%&'"][\w\\%&'"#;{}]*""")
 """What may be the beginning of a quoted character, where a piece of a stream ends."""
+_ROW = re.compile(rb"\\*")
 _LINE_ENDS = b"\r\n"
 _HEAD = 4
 """The number of characters by which the beginning of a secret is looked for."""
@@ -34,22 +35,38 @@ _NAME_OF_PART = re.compile("key|token|secret|pass|pwd|sig$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A character of a secret, and a regular expression for its other forms; or several that have none."""
+    """A character of a secret, and a regular expression for its other forms; or several that have none.
+
+    Backslashes in a row are one token, since no one can tell which of them quotes which.
+    """
 
     raw: bytes
     others: bytes = b""
 
     @property
+    def is_row(self) -> bool:
+        return self.raw[0] == _BACKSLASH
+
+    @property
     def pattern(self) -> bytes:
-        return b"(?:%b|%b)" % (re.escape(self.raw), self.others) if self.others else re.escape(self.raw)
+        raw = re.escape(self.raw) + (rb"\\*" if self.is_row else b"")
+        return b"(?:%b|%b)" % (raw, self.others) if self.others else raw
+
+    @property
+    def length(self) -> int:
+        """The most bytes that it is expected to have."""
+        if self.is_row:
+            return len(self.raw) * _LONGEST_FORM
+        return _LONGEST_FORM if self.others else len(self.raw)
 
     def ends(self, data: bytes, at: int) -> Iterator[int]:
         """Yield where this character may end that begins at a place."""
         if data.startswith(self.raw, at):
             yield at + len(self.raw)
+            if self.is_row:
+                # The rest of the row quotes this one, or the next character, which takes any number of them.
+                yield _end_of_row(data, at)
         if self.others and (found := _compiled_token(self.others).match(data, at)) is not None:
-            # Of a row of backslashes, each may be the last one.
-            yield from range(at + 1, found.end()) if self.raw == b"\\" else ()
             yield found.end()
 
     def goes_on(self, data: bytes, at: int) -> bool:
@@ -59,7 +76,7 @@ class Token:
             return True
         if self.raw == b"\n" and data.endswith(b"\r") and rest == 1:
             return True
-        return bool(self.others) and rest < _LONGEST_FORM and _BEGUN_FORM.fullmatch(data, at) is not None
+        return bool(self.others) and rest < self.length and _BEGUN_FORM.fullmatch(data, at) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +95,7 @@ class Needle:
     @classmethod
     def of(cls, tokens: Sequence[Token], mask: bytes, *, wraps: bool = False) -> Needle:
         """Make one of the tokens of single characters."""
-        lengths = [(_LONGEST_FORM if token.others else len(token.raw)) + 2 * wraps for token in tokens]
+        lengths = [token.length + 2 * wraps for token in tokens]
         head = (b"[\r\n]*" if wraps else b"").join(token.pattern for token in tokens[:_HEAD])
         if not wraps:
             runs = groupby(tokens, key=lambda token: not token.others)
@@ -145,7 +162,7 @@ class Search:
             end, mask = max(ends, key=lambda found: found[0], default=(0, b""))
             if end:
                 yield start, end, mask
-            at = end or start + 1
+            at = end or _next_start(data, start)
 
     def _first_open(self, data: bytes) -> int:
         at, end = max(0, len(data) - self._window), max(0, len(data) - self._end)
@@ -155,11 +172,26 @@ class Search:
                 break
             if self._is_open(data, at):
                 return at
-            at += 1
+            at = min(end, _next_start(data, at))
         return next((at for at in range(end, len(data)) if self._is_open(data, at)), len(data))
 
     def _is_open(self, data: bytes, at: int) -> bool:
         return any(needle.find(data, at)[1] for needle in self._by_first.get(data[at], ()))
+
+
+def _end_of_row(data: bytes, at: int) -> int:
+    """Return where the backslashes end that begin at a place."""
+    found = _ROW.match(data, at)
+    return at if found is None else found.end()
+
+
+def _next_start(data: bytes, at: int) -> int:
+    """Return where the next secret may begin behind a place at which none does.
+
+    None begins at a later one of several backslashes: as many as there are may quote a character. Trying each of them
+    would take the square of their number.
+    """
+    return max(at + 1, _end_of_row(data, at))
 
 
 def _compiled(pattern: bytes) -> Any:
@@ -187,7 +219,7 @@ def search_of(values: Mapping[str, str]) -> Search | None:
             for text in find(value):
                 if len(value) >= SHORTEST and len(text) >= SHORTEST:
                     texts.setdefault(text, mask)
-    needles = [Needle.of([*map(_token, text)], mask.encode()) for text, mask in texts.items()]
+    needles = [Needle.of(_tokens(text), mask.encode()) for text, mask in texts.items()]
     for value, mask in values.items():
         if len(value) >= SHORTEST:
             needles += _in_base64(value, mask.encode())
@@ -220,8 +252,18 @@ def _in_base64(value: str, mask: bytes) -> Iterator[Needle]:
 
 
 _LETTERS = {"\n": b"n", "\r": b"r", "\t": b"t", "\b": b"b", "\f": b"f", "\v": b"v", "\0": b"0", "\x1b": b"[eE]"}
+_BACKSLASH = ord("\\")
+_CHARACTERS = re.compile(r"\\+|.", re.DOTALL)
 _FIRSTS = b"\\%&'+\r\xef"
 """The first bytes that a form of a character may have, besides its own."""
+
+
+def _tokens(text: str) -> list[Token]:
+    tokens = list[Token]()
+    for part in _CHARACTERS.findall(text):
+        one, count = _token(part[0]), len(part)
+        tokens.append(one if count == 1 else Token(one.raw * count, b"(?:%b){%d}" % (one.others, count)))
+    return tokens
 
 
 @lru_cache(maxsize=4096)
@@ -231,7 +273,7 @@ def _token(character: str) -> Token:
     if character.isascii() and character.isalnum():
         return Token(raw)
     forms = [_escapes(character, raw), _each(rb"%%(?:25)*(?i:%02x)", raw), _entity(character)]
-    if character.isascii():
+    if character.isascii() and character != "\\":
         forms.append(rb"\\+" + re.escape(raw))
     if character in _LETTERS:
         forms.append(rb"\\+" + _LETTERS[character])
