@@ -147,6 +147,7 @@ class PodmanSandbox:
             if os.path.realpath(root) != filesystem.root:
                 raise ValueError(f"the filesystem is over {filesystem.root}, not over {os.path.realpath(root)}")
         self.filesystem: HostFilesystem = filesystem
+        self.secrets.add_hidden(filesystem)
         self._resources.connection = connection
         self._resources.owns_connection = connection is None
         # Before any command: none may choose what the next container shows.
@@ -334,7 +335,7 @@ class PodmanSandbox:
         directory, moved = self._beginning(request)
         before = self._resources.container
         container = self.start()
-        self.secrets.add_hidden(self.filesystem)  # people may have changed one
+        self.secrets.add_hidden(self.filesystem, late=True)  # people may have changed one
         replaced = "the container had ended, and this is a new one" if before not in (None, container) else ""
         # Whoever recovers the workspace after us ends the container before anything is rolled back.
         heartbeat = self.filesystem.note_process(container.process)

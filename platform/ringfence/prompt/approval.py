@@ -187,7 +187,7 @@ class ApprovalPolicy(BasePolicy):
             seconds = max(0.0, min(seconds, context.deadline.remaining().total_seconds()))
         request = replace(request, timeout_seconds=seconds, cancellation=context.cancellation)
         if context.session.secrets:
-            request = context.session.secrets.mask(request)
+            request = context.session.secrets.for_people().mask(request)
         call, until = context.call, monotonic() + seconds
         assert call is not None
         call.awaits_approval = True

@@ -157,7 +157,7 @@ class HiddenFilesPolicy(BasePolicy):
                     # It was there while the call ran, which may have read it.
                     if context.session.secrets is None:
                         context.session.secrets = Secrets()
-                    context.session.secrets.add_hidden(filesystem)
+                    context.session.secrets.add_hidden(filesystem, late=True)
                     return PolicyDecision.deny(f"{_named(change)} is hidden, so it must not be {change.kind}")
         return ALLOW
 

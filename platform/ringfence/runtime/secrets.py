@@ -41,6 +41,8 @@ class Secrets:
         self.shown: frozenset[str] = frozenset()
         """The masks that have taken the place of a value somewhere."""
         self._values: Mapping[str, str] = {}
+        self._late: frozenset[str] = frozenset()
+        """The values that a call may have chosen."""
         self._found: tuple[Mapping[str, str], Search | None] = (self._values, None)
         """The search for some values, and those. It is made when it is first needed."""
         self._adding = Lock()
@@ -55,25 +57,38 @@ class Secrets:
         for name, value in variables.items():
             self.add(name, value)
 
-    def add(self, name: str, value: str) -> None:
-        """Mask one more value. One of fewer than 8 characters is ignored."""
-        if len(value) < SHORTEST or value in self._values:
-            return
+    def add(self, name: str, value: str, *, late: bool = False) -> None:
+        """Mask one more value; a ``late`` one not for people. One of fewer than 8 characters is ignored."""
         with self._adding:
+            if not late:
+                self._late -= {value}
+            if len(value) < SHORTEST or value in self._values:
+                return
+            if late:
+                self._late |= {value}
             self._values = {**self._values, value: f"[{name}]"}
 
-    def add_settings(self, content: bytes, public: bytes = b"") -> None:
+    def add_settings(self, content: bytes, public: bytes = b"", *, late: bool = False) -> None:
         """Mask the values of the lines ``KEY=VALUE`` of a file, but for those that are in ``public``, its published
         sample, and for words that every project has, unless the key is that of a secret."""
         known = {value for _, value in settings_in(public)}
         for name, value in settings_in(content):
             if value not in known and not is_plain(name, value):
-                self.add(name, value)
+                self.add(name, value, late=late)
 
-    def add_hidden(self, filesystem: HidesFiles) -> None:
-        """Mask the values of the lines ``KEY=VALUE`` of a filesystem's hidden files."""
+    def add_hidden(self, filesystem: HidesFiles, *, late: bool = False) -> None:
+        """Mask the values of the lines ``KEY=VALUE`` of a filesystem's hidden files.
+
+        ``late``: calls have run since it was opened. One of them may have made a hidden file, to choose what is masked.
+        """
         for file in filesystem.hidden_files():
-            self.add_settings(file.head, file.public)
+            self.add_settings(file.head, file.public, late=late)
+
+    def for_people(self) -> Secrets:
+        """Return those that no call can have chosen. Else a call could hide from a person what the person approves."""
+        known = Secrets()
+        known._values = {value: mask for value, mask in self._values.items() if value not in self._late}
+        return known
 
     def expect_masks(self) -> None:
         """Take all masks as shown: in a conversation that goes on, an earlier process may have shown any."""
