@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -128,6 +129,15 @@ def test_a_value_is_masked_as_languages_and_formats_quote_it_also_in_a_stream(fo
     for cut in range(0, len(data), 3):
         stream = MaskedStream(known)
         assert (stream.take(data[:cut]) + stream.take(data[cut:]) + stream.end()).decode() == masked
+
+
+@pytest.mark.parametrize("value", ["p%25ss-word-of-db", "%2525%25-word", "a=1&amp;b-secret-x", "&amp;amp;&#38;secret"])
+@pytest.mark.parametrize("requote", [partial(quote, safe=""), html.escape])
+def test_a_value_that_is_quoted_itself_is_masked_when_it_is_quoted_again(value: str, requote: Any) -> None:
+    text = value
+    for _ in range(4):
+        assert Secrets({"TOKEN": value}).mask(f"x {text} x") == "x [TOKEN] x"
+        text = requote(text)
 
 
 def test_a_mask_in_quoted_json_leaves_it_json() -> None:

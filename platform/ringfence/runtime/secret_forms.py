@@ -25,6 +25,8 @@ _BEGUN_FORM = re.compile(rb"""[\\%&'"][\w\\%&'"#;{}]*""")
 """What may be the beginning of a quoted character, where a piece of a stream ends."""
 _ROW = re.compile(rb"\\*")
 _LINE_ENDS = b"\r\n"
+_QUOTED_AGAIN = {b"%": b"25", b"&": b"amp;"}
+"""What each further quoting for a URL, or for HTML, puts behind a character."""
 _HEAD = 4
 """The number of characters by which the beginning of a secret is looked for."""
 _USER_OF_URL = re.compile(r"[a-z][a-z0-9+.-]*://([^\s/?#@:]*:)?([^\s/?#]*)@", re.IGNORECASE)
@@ -68,6 +70,9 @@ class Token:
                 yield _end_of_row(data, at)
         if self.others and (found := _compiled_token(self.others).match(data, at)) is not None:
             yield found.end()
+            quoted = _QUOTED_AGAIN.get(self.raw, b"")
+            if quoted and data.startswith(self.raw + quoted, at):  # which the value may go on with itself
+                yield from range(at + len(self.raw + quoted), found.end(), len(quoted))
 
     def goes_on(self, data: bytes, at: int) -> bool:
         """Whether ``data``, from ``at`` on, may be no more than the beginning of this character."""
