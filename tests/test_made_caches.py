@@ -157,6 +157,81 @@ def test_other_directories_that_tools_make_are_shown(project: Path, name: str) -
     assert {f"{name}/{path}" for path in NO_CACHES[name]} <= changed(found)
 
 
+REPLACED = {  # what was there -> what a program does in its place
+    "src/a.py": "rm src/a.py; mkdir src/a.py; echo '*' > src/a.py/.gitignore; echo x > src/a.py/x",
+    "src/tagged": f"rm src/tagged; mkdir src/tagged; printf '{SIGNATURE}' > src/tagged/CACHEDIR.TAG",
+    "src/link": "rm src/link; mkdir src/link; echo '*' > src/link/.gitignore",
+    "src/untracked": "rm src/untracked; mkdir -p src/untracked/x; echo '*' > src/untracked/.gitignore",
+    "src/dangling": "rm src/dangling; mkdir src/dangling; echo '*' > src/dangling/.gitignore",
+    "cache-link": "mkdir -p cache; echo '*' > cache/.gitignore; ln -s cache cache-link",
+}
+
+
+@pytest.fixture
+def full_project(project: Path) -> Path:
+    (project / "src/tagged").write_text("tagged\n")
+    (project / "src/link").symlink_to("a.py")
+    (project / "src/dangling").symlink_to("nowhere")
+    git("add", ".", cwd=project)
+    git("commit", "-qm", "More", cwd=project)
+    (project / "src/untracked").write_text("untracked\n")
+    return project
+
+
+def replace_in(workspace: Workspace, path: str) -> None:
+    with held_call(workspace.filesystem, opaque=True) as call:
+        subprocess.run(["sh", "-ec", REPLACED[path]], cwd=workspace.root, check=True)
+        call.commit()
+
+
+@pytest.mark.parametrize("path", REPLACED)
+def test_what_gave_way_to_a_directory_that_ignores_itself_is_shown(full_project: Path, path: str) -> None:
+    with Workspace.open(full_project, store=full_project.parent / "store") as workspace:
+        start = workspace.newest
+        replace_in(workspace, path)
+        changes = workspace.show(1, with_ignored=False).changes
+        assert path in {change.path for change in changes}
+        assert path in workspace.log(with_ignored=False)[0].paths
+        assert path in {change.path for change in workspace.ignored_at(start).split(workspace.show(1).changes)[0]}
+        assert f"a/{path} b/{path}".encode() in workspace.export(with_ignored=False).text
+
+
+def test_a_directory_in_the_place_of_a_tracked_file_that_was_gone_is_shown(project: Path) -> None:
+    (project / "src/a.py").unlink()
+    with Workspace.open(project, store=project.parent / "store") as workspace:
+        with held_call(workspace.filesystem, opaque=True) as call:
+            (project / "src/a.py").mkdir()
+            (project / "src/a.py/.gitignore").write_text("*\n")
+            call.commit()
+        changes = workspace.show(1, with_ignored=False).changes
+        assert {change.path for change in changes} == {"src/a.py", "src/a.py/.gitignore"}
+
+
+def test_a_link_to_an_ignore_file_hides_nothing(project: Path) -> None:
+    (project / "rules").write_text("*\n")
+    with Workspace.open(project, store=project.parent / "store") as workspace:
+        start = workspace.newest
+        with held_call(workspace.filesystem, opaque=True) as call:
+            (project / "new").mkdir()
+            (project / "new/.gitignore").symlink_to("../rules")
+            call.commit()
+        shown, _ = workspace.ignored_at(start).split(workspace.show(1).changes)
+        assert [change.path for change in shown] == ["new", "new/.gitignore"]
+
+
+def test_what_a_later_call_replaces_by_such_a_directory_is_shown_of_that_call(project: Path) -> None:
+    with Workspace.open(project, store=project.parent / "store") as workspace:
+        start = workspace.newest
+        for command in ("echo one > new", "rm new; mkdir new; echo '*' > new/.gitignore"):
+            with held_call(workspace.filesystem, opaque=True) as call:
+                subprocess.run(["sh", "-ec", command], cwd=project, check=True)
+                call.commit()
+        assert {change.path for change in workspace.show(2, with_ignored=False).changes} == {"new"}
+        assert workspace.log(with_ignored=False)[0].paths == ("new",)
+        shown, _ = workspace.ignored_at(start).split(workspace.show(2).changes)
+        assert [change.path for change in shown] == ["new"]
+
+
 def test_what_a_file_tool_writes_is_shown_also_in_a_directory_that_ignores_itself(project: Path) -> None:
     calls = (CHECK, write("target/evil.py", "evil\n"))
     found = json.loads(run(project, {"target": CACHES["target"]}, "--json", calls=calls).stdout)

@@ -156,14 +156,16 @@ class IgnoredPaths:
     ) -> IgnoredPaths:
         """Return these paths with what programs left in directories that are new and ignore themselves.
 
-        ``is_new`` says whether a directory was not there when the ignore files were read. ``read`` returns the bytes
+        ``is_new`` says whether nothing was at a path when the ignore files were read. ``read`` returns the bytes
         of a file as it is later. ``is_typed`` says whether a file tool has written a path since: it is not ignored.
         All of them get paths of the tree.
         """
 
         def is_new_cache(directory: str) -> bool:
             is_one = is_new(directory) and ignores_itself(directory, read)
-            return is_one and not self._tracks(f"{self._base}{directory}/")
+            place = self._base + directory
+            # A tracked file may have been there that was removed earlier.
+            return is_one and not self._tracks(place) and not self._tracks(f"{place}/")
 
         found = copy.copy(self)
         found._is_new_cache, found._is_typed = is_new_cache, is_typed
@@ -175,10 +177,12 @@ class IgnoredPaths:
 
     def new_cache(self, path: str) -> str | None:
         """Return the directory of a path, or above it, that is new and ignores itself; None if there is none."""
-        return next(self._new_caches(path, self._is_new_cache), None)
+        return next(self._new_caches(path, True, self._is_new_cache), None)
 
-    def _new_caches(self, path: str, is_new_cache: Callable[[str], bool]) -> Iterator[str]:
-        return (place for place in (*reversed([*directories_above(path)]), path) if place and is_new_cache(place))
+    def _new_caches(self, path: str, is_directory: bool, is_new_cache: Callable[[str], bool]) -> Iterator[str]:
+        # A file or a link that gave way to such a directory, or took its place, is no part of it.
+        own = (path,) if is_directory else ()
+        return (place for place in (*reversed([*directories_above(path)]), *own) if place and is_new_cache(place))
 
     def has(self, path: str, *, is_directory: bool = False) -> bool:
         """Whether a path is ignored, and not tracked."""
@@ -187,7 +191,7 @@ class IgnoredPaths:
     def _has(self, path: str, is_directory: bool, is_new_cache: Callable[[str], bool]) -> bool:
         if not path:  # the root
             return False
-        if any(self._new_caches(path, is_new_cache)) and not self._is_typed(path):
+        if any(self._new_caches(path, is_directory, is_new_cache)) and not self._is_typed(path):
             return True
         path = self._base + path
         above, _, name = path.rpartition("/")

@@ -202,8 +202,8 @@ class IgnoredInHistory:
         def is_hidden(path: str) -> bool:
             if ignored.has(path) or not ignored.has(path, is_directory=True):
                 return ignored.has(path)
-            found = states.entry(now, path) or (states.entry(before, path) if before is not None else None)
-            return found is not None and found.kind == "directory"
+            found = (states.entry(one, path) for one in (now, before) if one is not None)
+            return {entry.kind for entry in found if entry is not None} == {"directory"}
 
         return {path for path in paths if is_hidden(path)}
 
@@ -219,9 +219,9 @@ def typed_paths(store: Store, records: Iterable[CommitRecord]) -> Set[str]:
     return {path for record in records if _is_typed(record) for path in store.step_of(record).paths}
 
 
-def is_new_since(store: Store, commit: str, directory: str) -> bool:
-    """Whether a directory was not there at a commit."""
-    return store.states.folder(commit, directory) is None
+def is_new_since(store: Store, commit: str, path: str) -> bool:
+    """Whether nothing was at a path at a commit: no directory, no file and no link."""
+    return store.states.entry(commit, path) is None
 
 
 def _last_read(store: Store, commit: str) -> Callable[[str], bytes | None]:
@@ -229,15 +229,17 @@ def _last_read(store: Store, commit: str) -> Callable[[str], bytes | None]:
     before = store.commit(commit).parent
 
     def read(path: str) -> bytes | None:
-        is_gone = before is not None and is_new_since(store, commit, path.rpartition("/")[0])
+        is_gone = before is not None and store.states.folder(commit, path.rpartition("/")[0]) is None
         return file_at(store, before if is_gone and before is not None else commit, path)
 
     return read
 
 
 def on_disk(root: str, path: str) -> bytes | None:
-    """Return the bytes of a file that may mark its directory as one that ignores itself."""
-    return file_content(Path(root) / path, MAX_MARK_BYTES)
+    """Return the bytes of a file that may mark its directory as one that ignores itself. None for a link, which git
+    does not follow."""
+    place = Path(root) / path
+    return None if place.is_symlink() else file_content(place, MAX_MARK_BYTES)
 
 
 def file_at(store: Store, commit: str, path: str) -> bytes | None:
