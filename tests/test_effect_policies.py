@@ -517,6 +517,20 @@ def test_a_command_that_is_named_counts_as_the_tests(arguments: dict[str, object
     assert counts(["pytest*", "make check", "npm test -- --run", "go test -v -count=1*"], arguments)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "command"),
+    [
+        ("pytest*", "pytest 'tests/a.py::test_a[x=1-*]'"),
+        ("pytest*", 'pytest "tests/{a,b}.py" '),
+        ("pytest tests/test_*.py", "pytest tests/test_*.py"),
+        ("go test ./{a,b}/...", "go test ./{a,b}/..."),
+        ("make test CI=1", "make test CI=1"),
+    ],
+)
+def test_what_a_shell_would_expand_counts_where_it_is_quoted_or_named(pattern: str, command: str) -> None:
+    assert counts(pattern, {"command": command})
+
+
 def test_words_that_are_globs_stand_for_words() -> None:
     for pattern in ("*", "* tests/*", "pytest *", "pytest tests*", "py?est tests/*", "pytest [t]ests/a.py"):
         assert counts(pattern, {"command": "pytest tests/a.py"}), pattern
@@ -537,6 +551,20 @@ def test_words_that_are_globs_stand_for_words() -> None:
         ("pytest -q*", "pytest|pytest -qh|pytest -q -h|pytest -q --co|pytest -q -k x|pytest -k -q|pytest tests -q"),
         ("python -m pytest*", "python -m pytest --co|python -m pytest_other|python -h -m pytest|python -c pytest"),
         ("make test*", "make test -n|make -n test|make test --dry-run|make test T=true|make test T:=x|make tests -q"),
+        (
+            "pytest*",
+            (
+                "pytest *co|pytest ?-co|pytest [-]-co|pytest {--co,}|pytest {a,--co}|pytest tests/*|pytest ~|"
+                "pytest 'tests'/[a-b].py|pytest \"tests\"*|pytest ''*co|pytest '*'*|pytest tests?|pytest \v--co|"
+                "pytest \f--co|pytest\u00a0tests|pytest a\x1ctests"
+            ),
+        ),
+        ("pytest *", "pytest *|pytest ?-co|pytest *co"),
+        ("./run tests/a*", "./run tests/*|./run tests/?|./ru? tests/a"),
+        (
+            "make test*",
+            "make test a.b=x|make test MAKE-FLAGS=x|make test a/b=x|make test x::=y|make test =|make test é.=x",
+        ),
         ("npm test*", "npm test --help|npm test -- --passWithNoTests|npm --prefix elsewhere test"),
         ("go test*", "go test -run none ./...|go test -list . ./...|go test -c|go test -n ./..."),
         ("cargo test*", "cargo test --no-run|cargo test -- --list|cargo test -h"),

@@ -280,7 +280,8 @@ class RequireCleanTestsPolicy(BasePolicy):
             command: globs for the command that counts as the tests, of a tool that runs any: all of its words, such as
                 ``pytest -q``, or ``pytest*`` for ``pytest`` with any further words but options. An option counts only
                 if it is named. The command counts alone, in the root, without variables of its own or of earlier
-                commands: with others, pipes, redirections or expansions it does not.
+                commands: with others, pipes, redirections or expansions it does not. A glob for the shell is such an
+                expansion, unless it is quoted or named.
 
         Raises:
             PromptValidationError: nothing has to wait, or the test tool has to wait for itself.
@@ -334,7 +335,9 @@ class RequireCleanTestsPolicy(BasePolicy):
         if self.test_tool in policy_state(context, self.name, self._scope(context)).invoked_tools:
             return ALLOW
         named = " or ".join(map(repr, self.command))
-        alone = f" with {named}, alone, in the root, with no other option or variable," if named else ""
+        alone = (
+            f" with {named}, alone, in the root, with no other option or variable and no shell glob," if named else ""
+        )
         return PolicyDecision.deny(
             f"{what} has to wait: run {self.test_tool}{alone} first, it has not passed since a change"
         )
@@ -401,9 +404,15 @@ def _has_file(version: FileVersion | None) -> bool:
 
 
 # Other commands beside it, redirections, expansions, comments: also where they are quoted, `argv` is there for that.
-_MORE_THAN_WORDS = re.compile(r"[|&;<>()$`\\\n\r#]")
-# What makes another command of the same program: an option, a file of options, a variable of `make`.
-_OPTION = re.compile(r"[-@]|[A-Za-z_]\w*[:+?!]*=")
+# And what parts words for some programs alone.
+_MORE_THAN_WORDS = re.compile(r"[|&;<>()$`\\#]|[^\S \t]")
+# What makes another command of the same program: an option, a file of options, a variable of `make`. The "=" of the
+# parameters of one test stands behind a "[".
+_OPTION = re.compile(r"[-@]|[^=\[]*=")
+_RAW_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
+_QUOTED = re.compile(r"""(?:"[^"]*"|'[^']*')""")
+# A shell puts other words in place of a word with one of these: the names of files, which may be those of options.
+_PATTERN = re.compile(r"[*?\[{~]")
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -411,8 +420,9 @@ def runs(params: Any, patterns: Sequence[str], value: object = None) -> bool:
     """Whether a tool's parameters ask for a command that matches one of these globs.
 
     The parameters have a text for a shell, ``command``, or words, ``argv``; of both, the words with a blank between
-    them have to match as a whole. A text has to be one command of plain and quoted words. It has to run in the root
-    with nothing in its environment and nothing to read: ``cwd``, ``env`` and ``stdin`` make another command of it, and
+    them have to match as a whole. A text has to be one command of plain and quoted words. A word that a shell expands,
+    such as ``*`` or ``{a,b}``, is none, unless the glob has the same word. The command has to run in the root with
+    nothing in its environment and nothing to read: ``cwd``, ``env`` and ``stdin`` make another command of it, and
     so does, in the result's ``value``, that it ``began_in`` another directory, where the one before it had ended, or
     with ``kept_variables`` of earlier commands.
     """
@@ -423,14 +433,18 @@ def runs(params: Any, patterns: Sequence[str], value: object = None) -> bool:
     directories = given["cwd"], getattr(value, "began_in", None)
     if given["env"] or given["stdin"] or any(place not in (None, "", ".") for place in directories):
         return False
-    return any(_fits(words, pattern) for pattern in patterns)
+    expanded = _expanded(given["command"], words)
+    return any(_fits(words, expanded, pattern) for pattern in patterns)
 
 
-def _fits(words: Sequence[str], pattern: str) -> bool:
+def _fits(words: Sequence[str], expanded: Iterable[str], pattern: str) -> bool:
     """Whether words match a glob. ``*`` stands neither for an option nor, at the end, for the rest of a name.
 
-    ``pytest --collect-only`` ends with 0 and runs no test, and each runner has options of that kind.
+    ``pytest --collect-only`` ends with 0 and runs no test, and each runner has options of that kind. A shell makes one
+    of ``?-co``, too. So ``expanded`` words have to be words of the glob, and not ones that stand for any option.
     """
+    if any(word not in pattern.split() or word.startswith(("*", "?", "[")) for word in expanded):
+        return False
     named = [word.rstrip("*") for word in pattern.split()]
     if named[0] and not _GLOB.search(named[0]) and words[0] != named[0]:
         return False
@@ -451,3 +465,11 @@ def _words(command: object, argv: Any) -> Sequence[str]:
         return shlex.split(command)
     except ValueError:  # a quotation without an end
         return ()
+
+
+def _expanded(command: object, words: Sequence[str]) -> list[str]:
+    """Return the words of a text that a shell expands."""
+    if not isinstance(command, str):
+        return []
+    raw = _RAW_WORD.findall(command)
+    return [word for word, its in zip(words, raw, strict=True) if _PATTERN.search(_QUOTED.sub("", its))]
