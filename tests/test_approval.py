@@ -259,6 +259,23 @@ def test_what_has_no_bytes_to_show_is_named_in_the_question(tmp_path: Path) -> N
     assert not any("rename" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    "code", [0x34F, 0x115F, 0x1160, 0x17B4, 0x180B, *range(0x200B, 0x2010), 0x2060, 0x2800, 0x3164, 0xFFA0]
+)
+def test_a_character_that_cannot_be_seen_is_shown_in_the_question(code: int) -> None:
+    for diff in (f"+a{chr(code)}b\n", f"+\u3042{chr(code)}b\n", f"+a{chr(code)}\u3042\n", f"+\u3042{chr(code)}"):
+        request = ApprovalRequest("call", "shell", {}, diff=diff.encode())
+        *_, (line, _) = question_lines(request, most_diff=None, most_output=None, width=80)
+        assert line == "  | " + diff.strip("\n").replace(chr(code), f"\\u{code:04x}")
+
+
+def test_joiners_within_a_script_or_an_emoji_stay() -> None:
+    diff = "+\u0645\u06cc\u200c\u062e \U0001f469\u200d\U0001f467 \u2764\ufe0f\u200d\U0001f525"
+    request = ApprovalRequest("call", "shell", {}, diff=diff.encode())
+    *_, (line, _) = question_lines(request, most_diff=None, most_output=None, width=80)
+    assert line == f"  | {diff}"
+
+
 def test_the_output_of_a_command_is_what_it_printed_and_not_the_list_of_its_changes(tmp_path: Path) -> None:
     with on_disk(tmp_path) as files:
         agent = Agent(files, lambda request: YES, ["commands"])

@@ -19,10 +19,12 @@ from ringfence.runtime.events import RejectedToolParams
 from ringfence.runtime.receipts import Receipt
 
 # Control characters but tab and newline; surrogates; line separators; and the invisible ones that reorder or hide what
-# stands around them. The joiners (U+200C, U+200D) stay: scripts and emoji are written with them.
+# stands around them, or look like nothing. The joiners (U+200C, U+200D) stay within what is not ASCII: scripts and
+# emoji are written with them.
 _ACTIVE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
-    "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e"
+    "\u2060-\u206f\u2800\u3164\ud800-\udfff\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
+    "|(?<![^\x00-\x7f\u200b-\u200f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f\u200b-\u200f])"
 )
 MAX_VALUE_CHARACTERS = 40
 MAX_PARAMS_CHARACTERS = 120

@@ -7,9 +7,10 @@ import hashlib
 import re
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ringfence.filesystem.diff import hunks_of
-from ringfence.filesystem.encodings import as_utf8
+from ringfence.filesystem.encodings import WideEncoding, as_utf8
 from ringfence.filesystem.patch import split_lines
 
 BINARY = b"GIT binary patch\n"
@@ -17,6 +18,7 @@ _LENGTHS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LITERAL = re.compile(rb"literal (\d+)\n((?:[A-Za-z][^\n]+\n)*)\n")
 _PART = re.compile(rb"^GIT binary patch\n(?:literal \d+\n(?:[A-Za-z][^\n]+\n)*\n)+", re.MULTILINE)
 _NO_TEXT = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+_LIKE_AN_ESCAPE = re.compile(rb"\\(?=x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 CHARACTERS_PER_CONTROL = 8
 """A file is nearly text if it has at least so many characters for each control character."""
 
@@ -24,8 +26,9 @@ CHARACTERS_PER_CONTROL = 8
 def readable_patch(patch: bytes) -> bytes:
     """Return a patch of `unified_diff` with its binary files readable. ``git apply`` does not take it any more.
 
-    A file in UTF-16 or UTF-32, and one that is text but for some NULs, is shown as text, with each NUL as ``\\x00``.
-    Of any other binary file the size and the hash are shown, before and after.
+    A file in UTF-16 or UTF-32, and one that is text but for some NULs, is shown as text, with each NUL as ``\\x00``,
+    and a backslash that would look like that of an escape as ``\\x5c``. Of any other binary file, and where the
+    encoding changes, the size and the hash are shown, before and after.
     """
     if BINARY not in patch:
         return patch
@@ -37,11 +40,13 @@ def _readable(part: bytes) -> Iterator[bytes]:
     old = rest[0] if rest else None
     before, after = (None if content is None else _as_text(content) for content in (old, new))
     if before is None or after is None:
-        sizes = [_size(content) for content in (old, new)]
-        yield b"binary, %s -> %s\n" % (sizes[0], sizes[1])
+        yield b"binary, %s -> %s\n" % (_size(old), _size(new))
         return
-    yield b"(binary for git, and shown as text: each NUL as \\x00)\n"
-    yield from hunks_of(split_lines(before), split_lines(after))
+    if old and new and before.encoding != after.encoding:
+        yield b"encoding, %s in %s -> %s in %s\n" % (_size(old), before.title, _size(new), after.title)
+    if before.lines != after.lines:
+        yield b"(binary for git, and shown as text: each NUL as \\x00)\n"
+        yield from hunks_of(split_lines(before.lines), split_lines(after.lines))
 
 
 def _unpacked(lines: bytes) -> bytes:
@@ -49,8 +54,20 @@ def _unpacked(lines: bytes) -> bytes:
     return zlib.decompress(b"".join(pieces))
 
 
-def _as_text(content: bytes) -> bytes | None:
-    """Return the bytes as text without NULs; None if they are none."""
+@dataclass(frozen=True, slots=True)
+class _Readable:
+    """The text of a file without NULs. No two files of one encoding have the same."""
+
+    lines: bytes
+    encoding: WideEncoding | None
+
+    @property
+    def title(self) -> bytes:
+        return str(self.encoding or "UTF-8").encode()
+
+
+def _as_text(content: bytes) -> _Readable | None:
+    """Return the bytes as text; None if they are none."""
     content, encoding = as_utf8(content)
     try:
         text = content.decode()
@@ -58,7 +75,7 @@ def _as_text(content: bytes) -> bytes | None:
         return None
     if encoding is None and len(_NO_TEXT.findall(text)) * CHARACTERS_PER_CONTROL > len(text):
         return None
-    return content.replace(b"\0", b"\\x00")
+    return _Readable(_LIKE_AN_ESCAPE.sub(rb"\\x5c", content).replace(b"\0", b"\\x00"), encoding)
 
 
 def _size(content: bytes | None) -> bytes:
