@@ -87,15 +87,17 @@ class OpaqueCalls:
 
     def changes(self, base: Base, version: int) -> list[Change]:
         """Look at the tree; what changed since a call began. An index of git that was refreshed is no change."""
-        after = self._look(base, version)
+        return self._changes(base, self._look(base, version))
+
+    def _changes(self, base: Base, after: After) -> list[Change]:
         changes = self._scans.changes(base.before, after)
         refreshed = self._scans.refreshed_indexes(base.before, after)
         return [change for change in changes if change.path not in refreshed]
 
     def scanned(self, base: Base, version: int) -> ScannedFiles:
-        """What changed, for a history; as `changes` saw it, if it was asked."""
+        """What changed, for a history; as `changes` saw it, if it was asked. The history has refreshed indexes too."""
         after = base.seen_at(version) or self._look(base, version)
-        return self._scans.scanned(base.before, after, self._scans.changes(base.before, after))
+        return self._scans.scanned(base.before, after, self._changes(base, after))
 
     def differs(self, base: Base, version: int) -> bool:
         """Whether anything is not as it was when a call began, be it the time of a file; as `changes` saw it."""

@@ -6,11 +6,12 @@ An undo compares the states of each path before a step, after it, and now.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar
 
 from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above, is_dotgit
+from ringfence_sandbox.disk.git_index import has_same_entries, is_index
 from ringfence_sandbox.steps.text_merge import merged
 from ringfence_sandbox.store.commits import CommitRecord
 from ringfence_sandbox.store.entries import Difference, Entry, Unknown, blob_id, is_directory
@@ -23,6 +24,8 @@ _AS_BEFORE = "it is as it was before already"
 SOMEBODY_ELSE = "changed since by somebody else"
 DROPPED = "changed since, by a step that `gc` has dropped or by somebody else"
 NOT_EMPTY = "it holds what the history does not have"
+_NOT_OURS = "git's own data, which no step has changed"
+GIT_STAYS = "git's own data has changed since, or is not all in the history: use git to go back"
 
 
 @dataclass(slots=True)
@@ -44,6 +47,21 @@ class Plan:
 
     def keep(self, path: str, reason: str, outcome: ReversalOutcome = "kept") -> None:
         self.outcomes[path], self.reasons[path] = outcome, reason
+
+    def hold_git(self, changed: Set[str]) -> None:
+        """Keep all paths below a `.git` where one of them stays: objects and what names them go together, or the
+        repository is broken. ``changed`` are the `.git` directories in which others have changed something."""
+        stay = {
+            _git_place(path)
+            for path, outcome in self.outcomes.items()
+            if outcome == "conflict" or (outcome == "kept" and self.reasons[path] not in (_AS_BEFORE, _NOT_OURS))
+        }
+        held = (stay | changed) - {None}
+        for path in {*self.states, *self.outcomes} if held else ():
+            if _git_place(path) in held:
+                self.states.pop(path, None)
+                if self.outcomes.get(path, "kept") != "kept":
+                    self.keep(path, GIT_STAYS, "conflict")
 
     def finish(self, names: Callable[[str], Collection[str]]) -> None:
         """Keep what cannot be written. ``names`` are those in a directory now."""
@@ -81,8 +99,10 @@ class Planner:
             found = states.differences(parent, record.commit)
             self._keep_unknown(plan, found, record, states.unknown(parent))
             now = states.unknown(self._tip)
+            found = [one for one in found if not _refreshed(states, *one)]
             steps.append([one for one in found if one.changes_content or now.why(one.path) is None])
-        _Undo(plan, states, self._tip, self._changed_by(undone)).run(steps)
+        changed = self._git_changed_since(undone, {one.path for step in steps for one in step})
+        _Undo(plan, states, self._tip, self._changed_by(undone)).run(steps, changed)
         plan.finish(self._names)
         return plan
 
@@ -112,6 +132,7 @@ class Planner:
         changed_by = self._changed_by([record])
         others = {path for one in later if one.number is None for path in self._store.step_of(one).paths}
         wanted, unclear = self._wanted(record, later)
+        states = self._states
         tip = self._states.unknown(self._tip)
         there = (path for path, one in wanted.items() if path in changed_by and one.after and _is_in_dotgit(path))
         above = {one for path in there for one in directories_above(path)}
@@ -137,7 +158,7 @@ class Planner:
             if not stays:
                 plan.states[path] = state
             if difference.changes_content and stays:
-                plan.keep(path, "git's own data, which no step has changed")
+                plan.keep(path, _NOT_OURS)
             elif difference.changes_content:
                 plan.outcomes[path] = "restored" if state is not None else "removed"
                 if path not in changed_by:
@@ -145,6 +166,9 @@ class Planner:
                     plan.reasons[path] = theirs if reached else DROPPED
                 elif path in others:
                     plan.reasons[path] = SOMEBODY_ELSE
+        by_others = self._git_changes([one for one in later if one.number is None])
+        # Where the whole `.git` is gone, nothing is left to break.
+        plan.hold_git({place for _, place in by_others if states.entry(self._tip, place) is not None})
         plan.finish(self._names)
         return plan
 
@@ -188,6 +212,25 @@ class Planner:
             found.append(record)
         return found
 
+    def _git_changed_since(self, undone: Sequence[CommitRecord], judged: Set[str]) -> Set[str]:
+        """The `.git` directories in which something is not as the first of these steps left it, by another's doing.
+        What these steps changed themselves, is ``judged`` by itself."""
+        commits, oldest, states = {record.commit for record in undone}, undone[-1].commit, self._states
+        others = [record for record in self._later_than(oldest) if record.commit not in commits]
+        return {
+            place
+            for path, place in self._git_changes(others)
+            if path not in judged and not _same(states.entry(oldest, path), states.entry(self._tip, path))
+        }
+
+    def _git_changes(self, records: Sequence[CommitRecord]) -> Iterator[tuple[str, str]]:
+        """The paths of git's own data that these commits changed, each with its `.git`; not refreshed indexes."""
+        for record in records:
+            for path, before, after in self._states.differences(record.parent, record.commit):
+                place = _git_place(path)
+                if place is not None and not _same(before, after) and not _refreshed(self._states, path, before, after):
+                    yield path, place
+
     def _changed_by(self, undone: Sequence[CommitRecord]) -> dict[str, str]:
         """The paths that steps changed which came after those, and stay; and the newest of these steps, in words."""
         commits = {record.commit for record in undone}
@@ -204,7 +247,23 @@ _THEIRS = {False: "somebody else's, made since", True: "removed since by somebod
 
 
 def _is_in_dotgit(path: str) -> bool:
-    return any(is_dotgit(os.fsencode(name)) for name in path.split("/"))
+    return _git_place(path) is not None
+
+
+def _git_place(path: str) -> str | None:
+    """The outermost `.git` that a path is, or is below; None if there is none."""
+    names = path.split("/")
+    found = next((depth for depth, name in enumerate(names, 1) if is_dotgit(os.fsencode(name))), None)
+    return None if found is None else "/".join(names[:found])
+
+
+def _refreshed(states: States, path: str, one: Entry | None, other: Entry | None) -> bool:
+    """Whether two states of an index of git differ only in the stat data of files, and in caches."""
+    if one is None or other is None or not is_index(path) or one.kind != "file":
+        return False
+    if one.oid is None or other.oid is None or (one.kind, one.meta.mode) != (other.kind, other.meta.mode):
+        return False
+    return has_same_entries(states.content(one.oid), states.content(other.oid))
 
 
 class _Undo:
@@ -217,13 +276,19 @@ class _Undo:
         self._tip = tip
         self._later = changed_later
 
-    def run(self, steps: Sequence[Sequence[Difference]]) -> None:
-        """Reverse steps, newest first, each given as what it changed; what the plan keeps, stays."""
+    def run(self, steps: Sequence[Sequence[Difference]], git_changed: Set[str]) -> None:
+        """Reverse steps, newest first, each given as what it changed; what the plan keeps, stays. So does what is
+        below a `.git` of ``git_changed``."""
         for step in steps:
             for difference in step:
                 self._reverse(*difference)
+        self._keep_as_before()
+        self.plan.hold_git(git_changed)
         self._keep_occupied_directories()
         self._drop_orphans()
+        self._keep_as_before()
+
+    def _keep_as_before(self) -> None:
         plan = self.plan
         plan.states = {path: state for path, state in plan.states.items() if state != self.now(path)}
         for path in [path for path, outcome in plan.outcomes.items() if outcome == "restored"]:
@@ -246,13 +311,13 @@ class _Undo:
             # Only times or owners: they go back if nobody touched it since.
             if now == after:
                 plan.states[path] = before
-        elif _same(now, after):
+        elif _same(now, after) or _refreshed(self._states, path, now, after):
             plan.states[path], plan.outcomes[path] = before, "restored"
-        elif _same(now, before):
+        elif _same(now, before) or _refreshed(self._states, path, now, before):
             if plan.outcomes.setdefault(path, "kept") == "kept":
                 plan.reasons[path] = _AS_BEFORE
         else:
-            state = self._together(before, after, now)
+            state = self._together(path, before, after, now)
             if state is not None:
                 plan.states[path], plan.outcomes[path] = state, "restored"
             else:
@@ -264,8 +329,10 @@ class _Undo:
         self.plan.outcomes[path] = "conflict" if later else outcome
         self.plan.reasons[path] = why or f"changed since by {later or 'somebody else'}"
 
-    def _together(self, before: Entry | None, after: Entry | None, now: Entry | None) -> Entry | None:
+    def _together(self, path: str, before: Entry | None, after: Entry | None, now: Entry | None) -> Entry | None:
         """The state now without what the step did, where both can be told apart."""
+        if _is_in_dotgit(path):  # merged text would name objects that go
+            return None
         if before is None or after is None or now is None or not before.kind == after.kind == now.kind:
             return None
         mode = _either(after.meta.mode, now.meta.mode, before.meta.mode)
