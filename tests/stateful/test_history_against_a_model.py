@@ -530,16 +530,16 @@ def undone(made: Iterable[Made], now: Tree) -> tuple[Tree, dict[str, str]]:
 
 
 def without(now: Seen | None, states: Iterable[tuple[Seen | None, Seen | None]]) -> tuple[Seen | None, str]:
-    state, outcome = now, ""
-    for before, after in states:
+    states = [*states]
+    # What an earlier undo has reversed needs no reversal: the newest of the states that is there now tells how much.
+    there = [number + (now != after) for number, (before, after) in enumerate(states) if now in (before, after)]
+    state, outcome = now, "kept"
+    for before, after in states[there[0] if there else 0 :]:
         if state == after:
             state, outcome = before, "restored"
-        elif state == before:
-            if not outcome:
-                return state, "kept"
-        elif (both := together(before, after, state)) is not None:
+        elif state != before and (both := together(before, after, state)) is not None:
             state, outcome = both, "restored"
-        else:
+        elif state != before:
             return now, "conflict"
     return state, outcome
 

@@ -114,7 +114,7 @@ class TreeRollback:
         return self._hidden is not None and self._hidden.hides_itself(path) and not self._was_covered(path, here)
 
     def _was_covered(self, path: str, here: os.stat_result | None) -> bool:
-        """Whether the history has something at a path, or the path is a new name of what is still at one that it has."""
+        """Whether the history has something at a path, or at another one that is a name of the same file."""
         if here is None or self.before.inode(path) is not None:
             return True
         there = (self._files.look(at) for at in self.before.paths_of({here.st_ino}))

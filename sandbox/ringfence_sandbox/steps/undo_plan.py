@@ -279,9 +279,13 @@ class _Undo:
     def run(self, steps: Sequence[Sequence[Difference]], git_changed: Set[str]) -> None:
         """Reverse steps, newest first, each given as what it changed; what the plan keeps, stays. So does what is
         below a `.git` of ``git_changed``."""
-        for step in steps:
+        undone = self._undone_already(steps)
+        for number, step in enumerate(steps):
             for difference in step:
-                self._reverse(*difference)
+                if number >= undone.get(difference.path, 0) or not difference.changes_content:
+                    self._reverse(*difference)
+                elif difference.path not in self.plan.outcomes:
+                    self.plan.keep(difference.path, _AS_BEFORE)
         self._keep_as_before()
         self.plan.hold_git(git_changed)
         self._keep_occupied_directories()
@@ -303,25 +307,44 @@ class _Undo:
     def state(self, path: str) -> Entry | None:
         return self.plan.states[path] if path in self.plan.states else self.now(path)
 
+    def _is(self, path: str, now: Entry | None, other: Entry | None) -> bool:
+        return _same(now, other) or _refreshed(self._states, path, now, other)
+
+    def _undone_already(self, steps: Sequence[Sequence[Difference]]) -> dict[str, int]:
+        """How many of the steps, newest first, an earlier undo has reversed, by path.
+
+        The path is now as one of the steps left it, or as one of them found it."""
+        found: dict[str, int] = {}
+        for number, step in enumerate(steps):
+            for path, before, after in step:
+                if path not in found and not _same(before, after):
+                    now = self.now(path)
+                    if self._is(path, now, after):
+                        found[path] = number
+                    elif self._is(path, now, before):
+                        found[path] = number + 1
+        return found
+
     def _reverse(self, path: str, before: Entry | None, after: Entry | None) -> None:
         plan, now = self.plan, self.state(path)
-        if plan.outcomes.get(path, "restored") != "restored":
+        if plan.outcomes.get(path, "restored") != "restored" and plan.reasons[path] != _AS_BEFORE:
             return
         if _same(before, after):
             # Only times or owners: they go back if nobody touched it since.
             if now == after:
                 plan.states[path] = before
-        elif _same(now, after) or _refreshed(self._states, path, now, after):
-            plan.states[path], plan.outcomes[path] = before, "restored"
-        elif _same(now, before) or _refreshed(self._states, path, now, before):
-            if plan.outcomes.setdefault(path, "kept") == "kept":
-                plan.reasons[path] = _AS_BEFORE
-        else:
+        elif self._is(path, now, after):
+            self._bring_back(path, before)
+        elif not self._is(path, now, before):
             state = self._together(path, before, after, now)
             if state is not None:
-                plan.states[path], plan.outcomes[path] = state, "restored"
+                self._bring_back(path, state)
             else:
                 self._refuse(path)
+
+    def _bring_back(self, path: str, state: Entry | None) -> None:
+        self.plan.states[path], self.plan.outcomes[path] = state, "restored"
+        self.plan.reasons.pop(path, None)
 
     def _refuse(self, path: str, why: str | None = None, *, outcome: ReversalOutcome = "conflict") -> None:
         later = self._later.get(path)
