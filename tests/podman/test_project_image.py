@@ -331,12 +331,13 @@ def test_without_a_lock_it_says_how_to_make_one(project: Path) -> None:
     assert done.returncode == 4
     assert "no requirements.txt with hashes" in done.stderr
     said = " ".join(done.stderr.split())
-    assert "`mv requirements.txt requirements.in`, then `uv pip compile requirements.in --generate-hashes" in said
+    assert "`uv pip compile requirements.txt --generate-hashes -o requirements-lock.txt`" in said
     assert "pyproject.toml" not in said
     assert "npm" not in said.partition("Make a lock")[2]
     write(project, {"pyproject.toml": "", "package.json": "{}"})
     done = ringfence_text("sandbox", "build", project)
     assert "`uv lock`" in done.stderr
+    assert "-o requirements.txt" not in done.stderr, "it would overwrite the user's own"
     assert "`npm install --package-lock-only`" in done.stderr
 
 

@@ -58,15 +58,15 @@ _HOW_TO_LOCK = {
     "-o requirements-lock.txt`",
     "pdm.lock": "`pdm export -G :all -o requirements-lock.txt`",
     "pyproject.toml": "`uv lock`, or `uv pip compile pyproject.toml --all-extras --generate-hashes "
-    "-o requirements.txt`",
-    "requirements.in": "`uv pip compile requirements.in --generate-hashes -o requirements.txt`",
-    "requirements.txt": "`mv requirements.txt requirements.in`, then "
-    "`uv pip compile requirements.in --generate-hashes -o requirements.txt`",
+    "-o requirements-lock.txt`",
+    "requirements.in": "`uv pip compile requirements.in --generate-hashes -o requirements-lock.txt`",
+    "requirements.txt": "`uv pip compile requirements.txt --generate-hashes -o requirements-lock.txt`",
     "pnpm-lock.yaml": "`rm -rf node_modules`, which npm misreads, then `npm install --package-lock-only`",
     "yarn.lock": "`npm install --package-lock-only`",
     "package.json": "`npm install --package-lock-only`",
 }
-"""By the file that says what a project needs. What comes first says what the others of its language do."""
+"""By the file that says what a project needs. No command overwrites a requirements.txt, which may be the user's own.
+What comes first says what the others of its language do."""
 _OF_NODE = ("pnpm-lock.yaml", "yarn.lock", "package.json")
 
 _CONTINUED = re.compile(rb"[\\`][ \t]*\r?\n(?:[ \t]*#[^\n]*\n)*")
