@@ -13,6 +13,7 @@ from command_line import ringfence
 
 from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.participants import Change, FileVersion
+from ringfence.prompt.effects import GIT_ADVICE
 from ringfence.runtime import PolicyVerdict, Receipt
 from ringfence.runtime.limits import utc_now
 from ringfence_tools.attention import attention, with_moves
@@ -88,6 +89,17 @@ def test_a_call_that_changed_no_file_is_ok() -> None:
     assert outcome_words(receipt(), Path(".")) == "ok: m"
     assert outcome_words(receipt(changes=(Change("a", None, FILE),)), Path(".")) == "committed: m"
     assert outcome_words(receipt(outcome="failed"), Path(".")).startswith("failed")
+
+
+def test_a_person_reads_which_option_lets_commands_commit() -> None:
+    verdict = PolicyVerdict("off_limits", allowed=False, reason=f".git/index is git's own data: {GIT_ADVICE}")
+    denied = receipt(outcome="denied", policies=(verdict,))
+    command = replace(denied, exit_code=0)
+    assert outcome_words(command, Path(".")).endswith("(`--allow-git` lets commands do it)")
+    assert "--allow-git" not in outcome_words(denied, Path(".")), "a file tool never may"
+    assert "--allow-git" not in outcome_words(command, None), "a batch has no such option"
+    other = replace(verdict, policy="protected_files")
+    assert "--allow-git" not in outcome_words(replace(command, policies=(other,)), Path("."))
 
 
 def test_a_long_file_does_not_fold_the_diffs_after_it() -> None:

@@ -15,6 +15,7 @@ from ringfence.failures import describe_error, with_limit
 from ringfence.filesystem.diff import has_unknown_bytes
 from ringfence.filesystem.paths import directories_above, display_path
 from ringfence.participants import Change, FileVersion
+from ringfence.prompt.effects import GIT_ADVICE
 from ringfence.runtime.events import RejectedToolParams
 from ringfence.runtime.receipts import Receipt
 
@@ -133,7 +134,10 @@ def outcome_words(receipt: Receipt, directory: Path | None) -> str:
             return f"{shown_outcome(receipt)}: {why}"
         case "denied" if denial is not None:
             reason = one_line(denial.reason or why, MAX_REASON_CHARACTERS)
-            return f"denied by the policy {one_line(denial.policy, 80)}: {reason}"
+            # A file tool, which has no exit code, never changes git's own data.
+            is_git = denial.policy == "off_limits" and receipt.exit_code is not None and GIT_ADVICE in reason
+            allow = " (`--allow-git` lets commands do it)" if is_git and directory is not None else ""
+            return f"denied by the policy {one_line(denial.policy, 80)}: {reason}{allow}"
         case "denied":
             return f"denied: {why}"
         case "failed":
