@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -41,17 +43,20 @@ def every(calls: int, provider: Says) -> FeedbackProviderConfig:
     return FeedbackProviderConfig(provider, FeedbackTrigger(every_n_calls=calls))
 
 
+numbers = count(1)
+
+
 def ping(params: None, *, context: ToolContext) -> ToolResult[None]:
-    return ToolResult("pong")
+    return ToolResult(f"pong {next(numbers)}")  # an equal answer would be counted
 
 
-def answers(count: int, *providers: FeedbackProviderConfig, session: Session | None = None) -> list[str]:
+def answers(calls: int, *providers: FeedbackProviderConfig, session: Session | None = None) -> list[str]:
     tool = Tool[None, None](name="ping", description="Ping.", handler=ping)
     section = MarkdownSection(title="T", template="x", tools=[tool])
     prompt = Prompt(ns="n", key="k", sections=[section], feedback_providers=providers)
-    adapter = ScriptedAdapter([{"tool_calls": [{"name": "ping"}] * count}, {"text": "done"}])
+    adapter = ScriptedAdapter([{"tool_calls": [{"name": "ping"}] * calls}, {"text": "done"}])
     adapter.evaluate(prompt, session=session or Session())
-    return [message["content"] for message in adapter.requests[-1]["messages"][2:]]
+    return [re.sub("^pong [0-9]+", "pong", message["content"]) for message in adapter.requests[-1]["messages"][2:]]
 
 
 def test_a_provider_speaks_every_so_many_calls_and_is_kept_in_the_session() -> None:
