@@ -163,8 +163,10 @@ class Search:
         at = 0
         while (head := self._heads.search(data, at)) is not None:
             start: int = head.start()
-            ends = [(needle.find(data, start)[0], needle.mask) for needle in self._by_first.get(data[start], ())]
-            end, mask = max(ends, key=lambda found: found[0], default=(0, b""))
+            end, mask = 0, b""
+            for needle in self._by_first.get(data[start], ()):
+                if (found := needle.find(data, start)[0]) > end:
+                    end, mask = found, needle.mask
             if end:
                 yield start, end, mask
             at = end or _next_start(data, start)
