@@ -399,6 +399,29 @@ def test_where_no_store_can_be_a_command_says_what_to_do(
     assert b"the store cannot be there (Not a directory): see to that, or name another place" in ended.stderr
 
 
+def test_an_undo_that_is_reversed_itself_is_named(tree: Path) -> None:
+    run(tree)
+    assert b"is an undo" not in ringfence("undo", tree).stderr
+    said = b"step 3 is an undo, and counts as one of the newest: --step N reverses one step alone, --run all of a run"
+    assert said in ringfence("undo", tree, "2", "--dry-run").stderr
+    assert said.decode() in as_json("undo", tree, "--dry-run")["notes"]
+    for words in (("--step", "2"), ("--run",)):
+        assert b"is an undo" not in ringfence("undo", tree, *words, "--dry-run").stderr
+
+
+def test_show_without_a_step_shows_the_newest(tree: Path) -> None:
+    Workspace.open(tree).close()
+    missing = ringfence("show", tree)
+    assert (missing.returncode, b"the history has no step yet" in missing.stderr) == (2, True)
+    missing = ringfence("show", tree, "--aborted")
+    assert (missing.returncode, b"no rollback took anything away" in missing.stderr) == (2, True)
+    run(tree)
+    newest = ringfence("show", tree)
+    assert (newest.returncode, newest.stdout.startswith(b"step 2: ")) == (0, True)
+    assert newest.stdout == ringfence("show", tree, "2").stdout
+    assert as_json("show", tree, "--stat") == as_json("show", tree, "2", "--stat")
+
+
 def test_what_there_is_not_is_exit_code_2(tree: Path) -> None:
     run(tree)
     for line in (

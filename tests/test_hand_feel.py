@@ -44,6 +44,7 @@ def said(tree: Path, *words: str) -> bytes:
 
 def test_without_dir_a_command_is_about_the_current_directory(tree: Path) -> None:
     assert said(tree, "show", "1") == said(tree, "show", ".", "1")
+    assert said(tree, "show") == said(tree, "show", ".") == said(tree, "show", "3")
     assert b"a.txt" not in said(tree, "diff", "1")
     assert b"c.txt" not in said(tree, "diff", "1", "2")
     assert b"a.txt" in said(tree, "diff", "--stat")

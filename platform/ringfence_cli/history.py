@@ -111,6 +111,7 @@ def _step_name(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 STEP = click.argument("step", callback=_step_name)
+SHOWN = click.argument("step", callback=_step_name, required=False)
 STAT = click.option("--stat", is_flag=True, help="Only list the changed files, each with the numbers of its lines.")
 FROM = click.argument("a", callback=_step_name, required=False)
 TO = click.argument("b", callback=_step_name, required=False)
@@ -133,15 +134,19 @@ def log(invocation: Invocation, directory: Path, aborted: bool, limit: int | Non
 
 
 @_command
-@STEP
+@SHOWN
 @click.option("--aborted", is_flag=True, help="STEP is the number of something that a rollback took away.")
 @STAT
 @WITH_IGNORED
-def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool, stat: bool, with_ignored: bool) -> int:
-    """Show what a step of DIR changed. STEP is a number or a name."""
-    if aborted and not isinstance(step, int):
+def show(
+    invocation: Invocation, directory: Path, step: StepName | None, aborted: bool, stat: bool, with_ignored: bool
+) -> int:
+    """Show what a step of DIR changed. STEP is a number or a name, by default the newest."""
+    if aborted and isinstance(step, str):
         raise click.UsageError("with --aborted STEP is a number, as `ringfence log --aborted` has it")
     with opened(directory, invocation, changes=False) as workspace:
+        if step is None:
+            step = _newest_step(workspace, aborted=aborted)
         if aborted and isinstance(step, int):
             found = workspace.aborted_step(step, with_ignored=with_ignored)
         else:
@@ -178,6 +183,15 @@ def show(invocation: Invocation, directory: Path, step: StepName, aborted: bool,
     if not stat:
         put_diff(found.patch)
     return 0
+
+
+def _newest_step(workspace: Workspace, *, aborted: bool) -> int:
+    """Return the number of the newest step, or of what a rollback took away last. Raises LookupError."""
+    entries = workspace.aborted() if aborted else reversed(workspace.steps())
+    number = next((entry.number for entry in entries), None)
+    if number is None:
+        raise LookupError("no rollback took anything away" if aborted else "the history has no step yet")
+    return number
 
 
 @_command
@@ -295,6 +309,7 @@ def undo(
         raise click.UsageError("give one of N, for the newest N steps, --step, for one alone, and --run, for a run's")
     with opened(directory, invocation, changes=True, dry_run=dry_run) as workspace:
         sessions, named = None, ""
+        among = "" if run or step is not None else _undos_among(workspace.steps()[-(n or 1) :])
         if run:
             n, sessions, named = _newest_run(workspace, directory)
         done = workspace.undo(n, step=step, session=sessions, dry_run=dry_run, with_ignored=with_ignored)
@@ -302,11 +317,22 @@ def undo(
             is_undone = bool(done.outcomes) and set(done.outcomes.values()) == {"kept"}
             what = f"{named} is undone already" if is_undone else f"these are changes of {named}"
             done = replace(done, notes=(what, *done.notes))
+        elif among:
+            done = replace(done, notes=(among, *done.notes))
     prints, code = not invocation.wants_json, _report(done, directory, invocation, dry_run)
     if code and prints:
         back = f"`ringfence restore {_quoted(directory)} STEP` goes back to a step whatever changed since"
         ErrorStream().say(f"what is in conflict stays as it is: edit it, or {back} (--dry-run shows what)")
     return code or int(bool(done.outcomes) and not done.has_changed)
+
+
+def _undos_among(steps: Sequence[Step]) -> str:
+    """Say which of the steps to reverse are undos themselves: their reversal brings back what they took away."""
+    numbers = [str(step.number) for step in steps if step.tool == "undo"]
+    if not numbers:
+        return ""
+    which = f"step {numbers[0]} is an undo" if len(numbers) == 1 else f"steps {', '.join(numbers)} are undos"
+    return f"{which}, and counts as one of the newest: --step N reverses one step alone, --run all of a run"
 
 
 def _newest_run(workspace: Workspace, directory: Path) -> tuple[int, Collection[str], str]:
