@@ -36,9 +36,7 @@ def project(tmp_path: Path) -> Path:
 
 def commands(said: str) -> list[str]:
     """Return the commands that a text gives to its reader."""
-    return [html.unescape(found) for found in re.findall(r"`(?:<code>)?((?:git|ringfence) [^`<]*)", said)] + [
-        html.unescape(found) for found in re.findall(r"<code>(ringfence [^<]*)</code>", said)
-    ]
+    return [html.unescape(found) for found in re.findall(r"(?:`|<code>)((?:git|ringfence) [^`<]*)", said)]
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def root(tmp_path: Path) -> Path:
     (root / ".env").write_text(f"TOKEN={OLD}\n")
     (root / "app/main.py").write_text("print('shown')\n")
     (root / "app/cert.pem").write_text("-----BEGIN CERTIFICATE-----\nshown\n")
+    time.sleep(0.1)  # what was made in the instant of a scan, no scan knows again by its inode
     return root
 
 

@@ -363,7 +363,7 @@ async def test_nothing_outside_of_the_workspace_is_reached(served: ServedWorkspa
 async def test_git_s_own_data_is_not_for_clients_to_write(served: ServedWorkspace, root: Path) -> None:
     async with serving(served).client() as client:
         denied = await client.call_tool("write_file", {"file_path": ".git/hooks/post-commit", "content": "x"})
-    assert "only people change" in text(denied)
+    assert "is git's own data" in text(denied)
     assert not (root / ".git").exists()
 
 

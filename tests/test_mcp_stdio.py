@@ -181,7 +181,9 @@ def test_policies_sections_and_receipts_are_for_clients_too_and_only_the_protoco
         assert server.result("rm", path="a.txt")["isError"]
         assert not server.result("write_file", file_path="b.txt", content="x")["isError"]
         assert server.result("loud")["content"][0]["text"] == "''"
-        assert server.end() == (0, b"", b"printed\n")
+        code, printed, said = server.end()
+        assert (code, printed) == (0, b"")
+        assert said.endswith(b"printed\n")
     assert not (root / "secret").exists()
     assert (root / "a.txt").read_text() == "one\n"
     records = [json.loads(line) for line in receipts.read_text().splitlines()]
