@@ -154,7 +154,7 @@ class _Driver:
     def run(self) -> Progress:
         while self._queue or self._running:
             self._fill()
-            self._tell_running()
+            self._write_running()
             for ended in self._engine.poll(POLL_SECONDS):
                 self._take(ended)
             self._end_cancelled()
@@ -162,7 +162,7 @@ class _Driver:
             self._show(self.progress)
         return self.progress
 
-    def _tell_running(self) -> None:
+    def _write_running(self) -> None:
         if self._told != (now := sorted(self._running)):
             self._told = now
             self._ledger.keep_running(now)
