@@ -12,8 +12,8 @@ import pytest
 from command_line import ringfence
 
 from ringfence.filesystem.ignored import IgnoredPaths
+from ringfence.filesystem.paths import GIT_ADVICE
 from ringfence.participants import Change, FileVersion
-from ringfence.prompt.effects import GIT_ADVICE
 from ringfence.runtime import PolicyVerdict, Receipt
 from ringfence.runtime.limits import utc_now
 from ringfence_tools.attention import attention, with_moves

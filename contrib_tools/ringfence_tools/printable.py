@@ -13,9 +13,8 @@ from typing import cast
 
 from ringfence.failures import describe_error, with_limit
 from ringfence.filesystem.diff import has_unknown_bytes
-from ringfence.filesystem.paths import directories_above, display_path
+from ringfence.filesystem.paths import GIT_ADVICE, directories_above, display_path
 from ringfence.participants import Change, FileVersion
-from ringfence.prompt.effects import GIT_ADVICE
 from ringfence.runtime.events import RejectedToolParams
 from ringfence.runtime.receipts import Receipt
 

@@ -27,7 +27,7 @@ from ringfence.filesystem.paths import (
 )
 from ringfence.filesystem.protocol import Filesystem, GlobMatch
 from ringfence.participants import Change, Step
-from ringfence.prompt.effects import GIT_ADVICE, HiddenFilesPolicy, git_refusal
+from ringfence.prompt.effects import HiddenFilesPolicy, git_refusal
 from ringfence.prompt.policy import BasePolicy, PolicyDecision
 from ringfence.prompt.section import Section
 from ringfence.prompt.tool import Itself, Tool, ToolContext

@@ -250,6 +250,11 @@ _HFS_IGNORES = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *r
 _NOT_TEXT = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 
+GIT_ADVICE = (
+    "leave commits, stashes, branches and the index to people; `git restore FILE` and write_file bring files back"
+)
+
+
 def is_dotgit(name: bytes) -> bool:
     """Whether git, on any system, takes this name for `.git`."""
     if _DOTGIT_NTFS.search(name):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.hidden import NO_SECRETS, SECRETS, HidesFiles
 from ringfence.filesystem.path_patterns import covering, covering_any_case, each_name, folded
-from ringfence.filesystem.paths import directories_above, escape_path, is_dotgit
+from ringfence.filesystem.paths import GIT_ADVICE, directories_above, escape_path, is_dotgit
 from ringfence.filesystem.search import compiled_glob
 from ringfence.participants import Change, FileVersion
 from ringfence.prompt.policy import (
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from ringfence.runtime.tool_result import ToolResult
 
 
-GIT_ADVICE = (
-    "leave commits, stashes, branches and the index to people; `git restore FILE` and write_file bring files back"
-)
 _GIT_SETTINGS = frozenset(
     {"hooks", "config", "config.worktree", "alternates", "commondir", "gitdir", "attributes", "exclude"}
 )
