@@ -27,9 +27,6 @@ from ringfence.prompt import (
     PromptTemplate,
     SectionOverride,
     SectionVisibility,
-    TaskExample,
-    TaskExamplesSection,
-    TaskStep,
     Tool,
     ToolContext,
     ToolExample,
@@ -72,7 +69,6 @@ TOOL = Tool[Find, list[Found]](
     ),
 )
 FIXED = Tool[Find, Found](name="fixed", description="Not to be changed.", handler=find, accepts_overrides=False)
-TASK = TaskExample(key="first", objective="Do it.", outcome="Done so.", steps=[TaskStep("find", TOOL.examples[0])])
 
 
 def template(*, tool: Tool[Any, Any] = TOOL, body: str = "Be $tone.", ns: str = "team/app") -> PromptTemplate[Any]:
@@ -83,7 +79,6 @@ def template(*, tool: Tool[Any, Any] = TOOL, body: str = "Be $tone.", ns: str = 
             MarkdownSection[Style](title="Style", template=body, summary="Style."),
             ToolsSection(title="Tools", tools=[tool, FIXED], description="Use them."),
             MarkdownSection(title="Closed", template="Not to be changed.", accepts_overrides=False),
-            TaskExamplesSection(examples=[TASK]),
         ],
     )
 

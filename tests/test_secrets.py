@@ -33,7 +33,6 @@ from ringfence import (
     InMemoryFilesystem,
     MarkdownSection,
     Prompt,
-    PromptTemplate,
     Session,
     Tool,
     ToolContext,
@@ -42,7 +41,6 @@ from ringfence import (
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
 from ringfence.adapters.model import ModelText
 from ringfence.filesystem import HiddenFiles
-from ringfence.prompt import FeedbackContext, FeedbackProviderConfig, FeedbackTrigger
 from ringfence.runtime import Cancellation
 from ringfence.runtime.events import ToolCallStarted, ToolInvoked
 from ringfence.runtime.receipts import Receipt
@@ -613,26 +611,14 @@ def test_a_text_that_was_masked_when_it_was_rendered_counts_as_no_read() -> None
     assert not world.session[Receipt].all()[-1].read
 
 
-def test_feedback_and_descriptions_of_tools_are_masked() -> None:
+def test_descriptions_of_tools_are_masked() -> None:
     def note(params: None, *, context: ToolContext) -> ToolResult[None]:
         return ToolResult("noted")
 
-    class Reminder:
-        name = "reminder"
-
-        def should_run(self, *, context: FeedbackContext) -> bool:
-            return True
-
-        def provide(self, *, context: FeedbackContext) -> str:
-            return f"remember {TOKEN}"
-
     tool = Tool[None, None](name="note", description=f"Note {TOKEN}.", handler=note)
     section = MarkdownSection(title="T", key="t", template="Note.", tools=[tool])
-    trigger = FeedbackProviderConfig(Reminder(), FeedbackTrigger(every_n_calls=1))
-    template = PromptTemplate(ns="tests", key="told", sections=[section], feedback_providers=[trigger])
     adapter = ScriptedAdapter([{"tool_calls": [{"name": "note"}]}, {"text": "Done."}])
-    adapter.evaluate(Prompt(template), session=Session(secrets=secrets()))
-    assert "remember [TOKEN]" in adapter.requests[-1]["messages"][-1]["content"]
+    adapter.evaluate(Prompt(ns="tests", key="told", sections=[section]), session=Session(secrets=secrets()))
     assert TOKEN not in repr(adapter.requests)
 
 

@@ -5,13 +5,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringfence_tools.delegation import Delegate, DelegatedTask, DelegationSection
-    from ringfence_tools.digest import (
-        WorkspaceDigest,
-        WorkspaceDigestSection,
-        clear_workspace_digest,
-        latest_workspace_digest,
-        set_workspace_digest,
-    )
     from ringfence_tools.frameworks import agents_tools, pydantic_toolset
     from ringfence_tools.fsspec_view import WorkspaceFileSystem
     from ringfence_tools.history import HistoryToolsSection
@@ -48,24 +41,14 @@ __all__ = [
     "SetupPlan",
     "UpdateStep",
     "VfsToolsSection",
-    "WorkspaceDigest",
-    "WorkspaceDigestSection",
     "WorkspaceFileSystem",
     "agents_tools",
-    "clear_workspace_digest",
-    "latest_workspace_digest",
     "pydantic_toolset",
-    "set_workspace_digest",
 ]
 
 # Imported when asked for: whoever wants a plan does not pay for fsspec.
 _MODULES = {
     "AstevalSection": "python_eval",
-    "set_workspace_digest": "digest",
-    "latest_workspace_digest": "digest",
-    "clear_workspace_digest": "digest",
-    "WorkspaceDigestSection": "digest",
-    "WorkspaceDigest": "digest",
     "Delegate": "delegation",
     "DelegatedTask": "delegation",
     "DelegationSection": "delegation",

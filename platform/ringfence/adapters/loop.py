@@ -44,7 +44,6 @@ from ringfence.errors import (
 )
 from ringfence.participants import current_call
 from ringfence.prompt.disclosure import OPEN_SECTIONS
-from ringfence.prompt.feedback import FeedbackContext, Feedbacks
 from ringfence.prompt.structured_output import parse_output
 from ringfence.prompt.tool import Tool
 from ringfence.runtime.events import PromptExecuted, PromptRendered, PromptResponse, RenderedTools, ToolSchema
@@ -207,8 +206,6 @@ class _Evaluation(Generic[OutputT]):
         self.messages: list[Message] = []
         """The conversation, without the instructions."""
         self.expansions_left = sum(1 for _ in prompt.template.walk())
-        self.feedbacks = Feedbacks(prompt.template.feedback_providers, self.name)
-        self.calls = 0
         self.repeats = Counter[bytes]()
         """How often each call had its answer since a call last changed a file."""
 
@@ -356,11 +353,7 @@ class _Evaluation(Generic[OutputT]):
                 self.expansions_left -= 1
                 self.add(self.open_sections(call, expansion))
                 continue
-            self.calls += 1
-            context = FeedbackContext(self.prompt, self.session, self.calls, self.options.deadline)
-            feedback = self.feedbacks.after(context)
             text = self.count_repeat(call, ended)
-            text = f"{text}\n\n{feedback}" if feedback else text
             self.add(Message("tool", text, call_id=call.call_id, failed=not ended.result.success))
         places = {call.call_id: place for place, call in enumerate(calls)}
         self.messages[begun:] = sorted(self.messages[begun:], key=lambda answer: places[answer.call_id])
@@ -423,7 +416,7 @@ class _Evaluation(Generic[OutputT]):
         return response
 
     def add(self, message: Message) -> None:
-        if self.session.secrets and message.turn is None:  # feedback is masked nowhere else
+        if self.session.secrets and message.turn is None:  # news for a resumed run are masked nowhere else
             message = self.session.secrets.mask(message)
         self.messages.append(message)
         self.session.notify(MessageAdded(self.name, message))

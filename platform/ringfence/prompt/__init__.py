@@ -18,13 +18,6 @@ from ringfence.prompt.effects import (
     ProtectedFilesPolicy,
     RequireCleanTestsPolicy,
 )
-from ringfence.prompt.feedback import (
-    Feedback,
-    FeedbackContext,
-    FeedbackProvider,
-    FeedbackProviderConfig,
-    FeedbackTrigger,
-)
 from ringfence.prompt.overrides import (
     LocalPromptOverridesStore,
     PromptDescriptor,
@@ -46,7 +39,6 @@ from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.rendering import RenderedPrompt
 from ringfence.prompt.section import MarkdownSection, Section, SectionOverride, ToolsSection
-from ringfence.prompt.task_examples import TaskExample, TaskExamplesSection, TaskStep
 from ringfence.prompt.tool import ContentOf, Itself, Tool, ToolContext, ToolExample, ToolHandler
 from ringfence.runtime.tool_result import ToolRenderableResult, ToolResult
 
@@ -58,11 +50,6 @@ __all__ = [
     "ContentOf",
     "DeletionLimitPolicy",
     "EffectPolicy",
-    "Feedback",
-    "FeedbackContext",
-    "FeedbackProvider",
-    "FeedbackProviderConfig",
-    "FeedbackTrigger",
     "HiddenFilesPolicy",
     "Itself",
     "LocalPromptOverridesStore",
@@ -89,9 +76,6 @@ __all__ = [
     "SectionOverride",
     "SectionVisibility",
     "SequentialDependencyPolicy",
-    "TaskExample",
-    "TaskExamplesSection",
-    "TaskStep",
     "Tool",
     "ToolContext",
     "ToolDescriptor",

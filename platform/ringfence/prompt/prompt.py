@@ -15,7 +15,6 @@ from typing_extensions import TypeVar
 from ringfence.errors import PromptValidationError, SectionPath, SectionVisibility
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES
-from ringfence.prompt.feedback import FeedbackProviderConfig
 from ringfence.prompt.overrides import (
     LATEST,
     PromptDescriptor,
@@ -36,7 +35,6 @@ from ringfence.prompt.rendering import (
 )
 from ringfence.prompt.section import Section, SectionNode, collect_tools, place_sections
 from ringfence.prompt.structured_output import StructuredOutput
-from ringfence.prompt.task_examples import TaskExample
 from ringfence.prompt.type_arguments import TypeArguments
 from ringfence.resources import ResourceContext, ResourceRegistry, ResourceType
 
@@ -70,8 +68,6 @@ class PromptTemplate(TypeArguments, Generic[OutputT]):
     sections: Sequence[Section[Any]] = ()
     policies: Sequence[Policy] = ()
     """The policies of the tools of all sections. They run after the policies of a tool's own section."""
-    feedback_providers: Sequence[FeedbackProviderConfig] = ()
-    """Providers of texts for the model. The first one that is due adds its text to a tool's answer."""
     allow_extra_keys: bool = False
     """Whether a structured answer may have keys that are no fields."""
     resources: ResourceRegistry = field(default_factory=ResourceRegistry)
@@ -97,7 +93,6 @@ class PromptTemplate(TypeArguments, Generic[OutputT]):
             "output": output,
             "structured_output": None if output is None else StructuredOutput.of(output, self.allow_extra_keys),
             "sections": tuple(self.sections),
-            "feedback_providers": tuple(self.feedback_providers),
             "policies": tuple(self.policies),
             "nodes": tuple(place_sections(self.sections)),
         }
@@ -106,9 +101,6 @@ class PromptTemplate(TypeArguments, Generic[OutputT]):
         for policy in self.policies:
             check_policy(policy, where)
         tools = collect_tools(self.walk(), RESERVED_TOOL_NAMES)
-        for node in self.walk():
-            if isinstance(node.section, TaskExample):
-                node.section.check(tools, self.structured_output, node.path)
         for policy in chain(self.policies, *(node.policies for node in self.walk())):
             if isinstance(policy, BasePolicy):
                 policy.validate(frozenset(tools))
