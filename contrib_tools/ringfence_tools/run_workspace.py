@@ -19,6 +19,7 @@ from ringfence.filesystem.hidden import HiddenFiles, HidesFiles
 from ringfence.filesystem.ignored import IGNORE_FILE, IgnoredPaths
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import (
+    GIT_ADVICE,
     check_names_are_utf8,
     directories_above,
     escape_path,
