@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from captured_tree import capture_tree, lasting
+from captured_tree import capture_tree
 from effort import kill_points
 from kernels import in_another_boot
 from killing import killed_at
@@ -19,7 +19,7 @@ from mounts import mounted
 from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
 from ringfence.testing import held_call
-from ringfence_sandbox import HostFilesystem, Workspace, is_reserved
+from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_sandbox.disk.kernel import injected
 from ringfence_tools import VfsToolsSection
 
@@ -134,95 +134,32 @@ def losing(path: Path, content: bytes) -> None:
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-LOST = {"empty": b"", "zeros": bytes(3000), "half": CONTENT[:1024] + bytes(1976), "short": CONTENT[:512]}
-
-
 def write_one(fs: HostFilesystem) -> None:
     fs.write_bytes("d/new", CONTENT)
     fs.chmod("d/new", 0o640)
 
 
-@pytest.mark.parametrize("lost", LOST)
-def test_a_committed_file_that_lost_its_bytes_is_healed(root: Path, lost: str) -> None:
+@pytest.mark.parametrize("lost", [b"", bytes(3000), CONTENT[:512], CONTENT[:1024] + bytes(1976)])
+def test_what_a_committed_file_lost_is_in_its_step(root: Path, lost: bytes) -> None:
     store = unplugged(root, write_one)
-    tree = {path: one for path, one in capture_tree(root).items() if not is_reserved(path)}
-    before = lasting(tree), tree["d/new"].mtime_ns
-    losing(root / "d/new", LOST[lost])
+    losing(root / "d/new", lost)
     with Workspace.open(root, store=store) as workspace:
-        assert workspace.recovered is not None
-        assert workspace.recovered.conflicts == ()
-        assert "d/new" in workspace.recovered.notes[-1]
-        assert [entry.kind for entry in workspace.log()] == ["step", "baseline"]
-    assert (lasting(capture_tree(root)), capture_tree(root)["d/new"].mtime_ns) == before
-    with Workspace.open(root, store=store) as workspace:
-        assert workspace.recovered is None
+        # As with every change that no call made: it is seen, it stays, and the step has what was there.
+        assert [entry.kind for entry in workspace.log()] == ["external", "step", "baseline"]
+        assert (root / "d/new").read_bytes() == lost
+        workspace.restore(1)
+    assert (root / "d/new").read_bytes() == CONTENT
 
 
-def test_a_file_is_healed_where_a_later_call_moved_it(root: Path) -> None:
-    def change(fs: HostFilesystem) -> None:
-        write_one(fs)
-        fs.move("d", "e/d")
-
-    store = unplugged(root, change)
-    losing(root / "e/d/new", b"")
-    Workspace.open(root, store=store).close()
-    assert (root / "e/d/new").read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("lost", [b"theirs", b"", CONTENT[:512] + b"theirs"])
-def test_what_somebody_wrote_after_the_loss_stays(root: Path, lost: bytes) -> None:
-    store = unplugged(root, write_one)
-    (root / "d/new").write_bytes(lost)
-    Workspace.open(root, store=store).close()
-    assert (root / "d/new").read_bytes() == lost
-
-
-@pytest.mark.parametrize("edit", [CONTENT[:512] + b"x" * 2488, CONTENT + b"x"])
-def test_what_no_crash_can_make_stays_even_with_the_old_time(root: Path, edit: bytes) -> None:
-    store = unplugged(root, write_one)
-    losing(root / "d/new", edit)
-    Workspace.open(root, store=store).close()
-    assert (root / "d/new").read_bytes() == edit
-
-
-def test_in_the_same_boot_nothing_is_healed(root: Path) -> None:
-    store = unplugged(root, write_one, boot=False)
-    losing(root / "d/new", b"")
-    Workspace.open(root, store=store).close()
-    assert (root / "d/new").read_bytes() == b""
-
-
-def test_a_call_that_was_not_committed_is_undone_though_its_files_lost_their_bytes(root: Path) -> None:
-    before = capture_tree(root)
+def test_what_a_call_was_to_leave_and_lost_is_a_conflict_of_its_rollback(root: Path) -> None:
     store = unplugged(root, lambda fs: (write_one(fs), fs.write("f0", "ours " * 500)), commit=False)
     losing(root / "d/new", b"")
     losing(root / "f0", bytes(2500))
     with Workspace.open(root, store=store) as workspace:
         assert workspace.recovered is not None
-        assert (workspace.recovered.outcome, workspace.recovered.conflicts) == ("rolled back", ())
-    assert capture_tree(root) == before
-
-
-def test_healing_killed_anywhere_is_done_again(tmp_path: Path) -> None:
-    for point in kill_points(7):
-        root = tmp_path / f"{point}/root"
-        (root / "d").mkdir(parents=True)
-        store = unplugged(root, write_one)
-        losing(root / "d/new", CONTENT[:512])
-        time = capture_tree(root)[""].mtime_ns
-
-        def work(announce: Callable[[str], None], root: Path = root, store: Path = store) -> None:
-            with injected(announce):
-                Workspace.open(root, store=store).close()
-
-        killed = killed_at(point, work)
-        Workspace.open(root, store=store).close()
-        assert (root / "d/new").read_bytes() == CONTENT, point
-        assert sorted(os.listdir(root)) == ["d"], point
-        assert capture_tree(root)[""].mtime_ns == time, point
-        if not killed:
-            assert point > 5
-            break
+        assert (workspace.recovered.outcome, workspace.recovered.conflicts) == ("rolled back", ("d/new", "f0"))
+        assert any("f0" in note for note in workspace.recovered.notes)  # where the file of before is kept
+    assert (root / "f0").read_bytes() == bytes(2500)
 
 
 # A disk that has only what somebody has waited for

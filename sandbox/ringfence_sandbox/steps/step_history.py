@@ -170,12 +170,6 @@ class StepHistory(History):
         apply_metadata(holding.descriptor, str(slot), replace(entry.meta, mode=before.mode))
         return slot
 
-    def content(self, commit: str, path: str) -> bytes | None:
-        try:
-            return self.store.states.read(commit, path)
-        except (LookupError, OSError):
-            return None
-
     def seal(self, *, only_long: bool = False) -> bool:
         if only_long:
             self.store.seal_when_long()

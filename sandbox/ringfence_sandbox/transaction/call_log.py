@@ -15,7 +15,6 @@ from ringfence_sandbox.disk.places import root_record
 from ringfence_sandbox.disk.state import Json
 from ringfence_sandbox.store.log import Log, Record
 from ringfence_sandbox.store.store import commit_record
-from ringfence_sandbox.transaction.power_loss import CommittedCall
 from ringfence_sandbox.transaction.undo_records import Epoch, replayed
 
 
@@ -107,8 +106,8 @@ class Replay:
     """Whether records of the open call are damaged."""
     epochs: list[Epoch] = field(default_factory=lambda: [Epoch()])
     """The undo log of the open call, without what was undone already."""
-    done: list[CommittedCall] = field(default_factory=list[CommittedCall])
-    """The calls that were committed."""
+    step: str | None = None
+    """The commit of the step, where the open call, or else the last one, was committed as one."""
     base: tuple[str, bytes] | None = None
     """Once an opaque call has begun: the commit with the tree before the open call, and what the log has besides."""
     kept: str | None = None
@@ -118,11 +117,6 @@ class Replay:
     moved: dict[str, str] = field(default_factory=dict[str, str])
     """Conflicts of what was undone already."""
     processes: list[CallProcess] = field(default_factory=list[CallProcess])
-
-    @property
-    def lost_power(self) -> bool:
-        """Whether the machine was started anew since: then what was not waited for may not be on the disk."""
-        return self.root is not None and self.root[3] != boot_id()
 
     @property
     def has_changes(self) -> bool:
@@ -180,11 +174,11 @@ class Replay:
             case {"commit": str()}:
                 self.committed = True
                 commit = record.values.get("oid")
-                self.done.append(CommittedCall(tuple(self.epochs), commit if isinstance(commit, str) else None))
+                self.step = commit if isinstance(commit, str) else None
             case {"ref": str()}:
                 pass
             case {"end": str()}:
-                self.ended = self.call if self.committed and self.done[-1].commit is not None else None
+                self.ended = self.call if self.committed and self.step is not None else None
                 self.call, self.epochs = None, [Epoch()]
             case values:
                 if self.committed and self.call is None and "undo" in values:  # the record of its begin was damaged

@@ -344,10 +344,6 @@ class History(Protocol):
         """Make what a path had again in a slot of the hold, if the newest commit has just that; else None."""
         ...
 
-    def content(self, commit: str, path: str) -> bytes | None:
-        """The bytes that a commit has at a path; None where they are not kept."""
-        ...
-
     def seal(self, *, only_long: bool = False) -> bool:
         """Begin a new log, if no call needs this one: whether that was possible. With ``only_long``, if it is long."""
         ...

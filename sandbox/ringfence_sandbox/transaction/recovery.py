@@ -10,7 +10,7 @@ import itertools
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,6 @@ from ringfence_sandbox.transaction.changes import (
 from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold, Holding, describe_unknown
 from ringfence_sandbox.transaction.interrupted_calls import KilledCall, note_killed
 from ringfence_sandbox.transaction.operation import NOT_ROLLED_BACK, is_full
-from ringfence_sandbox.transaction.power_loss import repair_torn
 from ringfence_sandbox.transaction.restore import Restore, RestoreReport
 from ringfence_sandbox.transaction.transactions import keep_conflicts
 from ringfence_sandbox.transaction.undo_records import last_slot
@@ -123,7 +122,6 @@ class Recovery:
             recovered = self._roll_back(replay.call)
             if replay.doubtful:  # changes of which nobody knows may have displaced something, which is there
                 del replay.holdings[-1:]
-        damaged = self._repair_torn() if replay.lost_power else ()
         self._remove_unknown_holdings()
         left = [note for name in replay.holdings for note in self._drop(name)]
         self._notes += left
@@ -136,8 +134,7 @@ class Recovery:
         if recovered is None and (replay.call is not None or self._notes):
             recovered = Recovered("finished", *(replay.call or ("", "")))
         if recovered is not None:
-            conflicts = tuple(sorted({*recovered.conflicts, *damaged}))
-            recovered = replace(recovered, conflicts=conflicts, notes=tuple(self._notes))
+            recovered = replace(recovered, notes=tuple(self._notes))
         self._end_call(recovered, is_needed=bool(left))
         return recovered
 
@@ -166,7 +163,7 @@ class Recovery:
             self._log.name(replay.began_ns, 0),
             *call,
             committed=replay.committed,
-            commit=replay.done[-1].commit if replay.committed else None,
+            commit=replay.step if replay.committed else None,
             conflicts=recovered.conflicts,
             notes=recovered.notes,
             at=replay.at.isoformat(),
@@ -199,7 +196,7 @@ class Recovery:
         was_removed = self._find_holding()
         if replay.base is not None:
             return self._rolled_back(call, self._go_to_base(call, *replay.base))
-        if not was_removed and not replay.lost_power:
+        if not was_removed:
             self._keep_changes(call)
         self._spare_times()
         times = DirectoryTimes(self._files)
@@ -209,7 +206,6 @@ class Recovery:
             Hold(self._held, self._make_holding),
             times,
             thorough=True,
-            lost_power=replay.lost_power,
             from_history=self._history.remake,
         )
         restore.report.moved |= replay.moved
@@ -317,18 +313,6 @@ class Recovery:
                     record.before = replace(record.before, mtime_ns=changed[record.before.inode])
 
     # -- what was left behind
-
-    def _repair_torn(self) -> Sequence[str]:
-        """Repair what the loss of power damaged; the paths of which nobody knows what they were."""
-        if not any(epoch.records for call in self._replay.done for epoch in call.epochs):
-            return ()
-        found = repair_torn(self._files, self._replay.done, self._history.content, self._renames, self._make_holding())
-        if found.repaired:
-            self._notes.append(f"a loss of power had damaged {', '.join(found.repaired)}: repaired from the history")
-        if found.damaged:
-            names = ", ".join(found.damaged)
-            self._notes.append(f"a loss of power has damaged {names}, and the history does not have them")
-        return found.damaged
 
     def _take_stamp_off(self) -> bool:
         """Whether the stamp says that an opaque call runs; from now on it does not."""

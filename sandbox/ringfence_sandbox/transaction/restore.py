@@ -42,7 +42,6 @@ from ringfence_sandbox.disk.confined import UNREACHABLE, Confined, read_file
 from ringfence_sandbox.disk.kernel import Renames, failpoint, lstat, set_mode
 from ringfence_sandbox.disk.state import Json, State
 from ringfence_sandbox.transaction.hold import ChangedDirectory, DirectoryTimes, Hold, Holding
-from ringfence_sandbox.transaction.power_loss import is_same_writing, is_torn_file
 from ringfence_sandbox.transaction.undo_records import Epoch, Move, UndoRecord, is_below, rebased
 
 _HASHED_BYTES = 1 << 20
@@ -108,24 +107,22 @@ class Restore:
         times: DirectoryTimes,
         *,
         thorough: bool = False,
-        lost_power: bool = False,
         log: ChangeLog | None = None,
         make: Make | None = None,
         from_history: FromHistory | None = None,
         finish: Callable[[str], None] | None = None,
         discard: bool = False,
     ) -> None:
-        """``thorough`` compares content of any size before it is taken for the call's own. With ``lost_power`` a file
-        of the call may have lost bytes. ``make`` makes a file that is nowhere, and so does ``from_history``, after the
-        hold was removed. ``finish`` gives what is at a path all its metadata. ``discard`` unlinks what the call has
-        made, for the room, instead of holding it; the caller then sets ``held`` before `run`."""
+        """``thorough`` compares content of any size before it is taken for the call's own. ``make`` makes a file that
+        is nowhere, and so does ``from_history``, after the hold was removed. ``finish`` gives what is at a path all its
+        metadata. ``discard`` unlinks what the call has made, for the room, instead of holding it; the caller then sets
+        ``held`` before `run`."""
         self.report = RestoreReport()
         self.files = files
         self.renames = renames
         self.hold = hold
         self.times = times
         self.thorough = thorough
-        self.lost_power = lost_power
         self.log = log
         self.make = make
         self.from_history = from_history
@@ -370,21 +367,13 @@ class _EpochRestore:
             return stat.S_ISDIR(found.st_mode) and state.inode in (0, found.st_ino)
         if state.fits(found):
             return self._has_content(path, state, found)
-        if self._restore.lost_power and is_same_writing(found, state):
-            with self._files.parent(path) as (at, name):
-                return is_torn_file(at, name, path, state)
         return stat.S_ISREG(found.st_mode) and state.same_content(lambda: self._sha256(path))
 
     def _has_content(self, path: str, state: State, found: os.stat_result) -> bool:
         if state.sha256 is None or not (self._restore.thorough or state.size <= _HASHED_BYTES):
             return True
         sha256 = self._sha256(path)
-        if sha256 is None or sha256 == state.sha256:  # unreadable by the permission bits of the file that it replaced
-            return True
-        if not self._restore.lost_power:
-            return False
-        with self._files.parent(path) as (at, name):
-            return is_torn_file(at, name, path, state)
+        return sha256 is None or sha256 == state.sha256  # None: the bits of the file that it replaced shut it
 
     def _sha256(self, path: str) -> str | None:
         try:
