@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import PromptValidationError
+from ringfence.filesystem.diff import moved
 from ringfence.filesystem.hidden import NO_SECRETS, SECRETS, HidesFiles
 from ringfence.filesystem.path_patterns import covering, covering_any_case, each_name, folded
 from ringfence.filesystem.paths import GIT_ADVICE, directories_above, escape_path, is_dotgit
@@ -162,8 +163,9 @@ class HiddenFilesPolicy(BasePolicy):
 class DeletionLimitPolicy(BasePolicy):
     """A session removes at most ``max_files`` files that it did not make itself.
 
-    A file that is emptied, or replaced by something else than a file, counts as removed. A moved file does not. A file
-    that comes back under its path counts no longer. Policies of one name share the count, and each has its limit.
+    A file that is emptied, or replaced by something else than a file, counts as removed. A file that is moved to a new
+    path does not. One that is moved over another file does. A file that comes back under its path counts no longer.
+    Policies of one name share the count, and each has its limit.
     """
 
     name = "deletion_limit"
@@ -209,41 +211,21 @@ class DeletionLimitPolicy(BasePolicy):
     def _after(self, changes: Sequence[Change], context: ToolContext) -> PathHashes:
         """The paths that count when these changes are kept."""
         known, news = self._known(context), dict[str, str | None]()
-
-        def is_made(path: str) -> bool:
-            return news.get(path, known.of(path)) == "made"
-
-        arrivals, moved_to = _Arrivals(changes), set[str]()
+        moves = moved(changes)
+        sources = {source.path for source in moves.values()}
         for change in changes:
-            if change.before is None or not _lost(change.before, change.after):
-                continue
-            own = last_own = is_made(change.path)
-            # Where its content moved to, where the content that it replaced there moved to, and so on.
-            moves: list[tuple[str, bool]] = []
-            target = arrivals.take(change.before)
-            while target is not None:
-                moves.append((target.path, last_own))
-                if not _has_file(target.before):
-                    break
-                last_own = is_made(target.path)
-                target = arrivals.take(target.before)
-            if own and change.after is None:
-                news[change.path] = None
-            if target is not None or last_own:  # the last one replaced nothing, or the session's own
-                moved_to |= {path for path, _ in moves}
-                # Where somebody else's file was removed, whatever comes back counts as that file.
-                news |= {path: "made" if mine and known.of(path) != "removed" else None for path, mine in moves}
-            elif not own:
-                news[change.path] = "removed"
-        for change in changes:
-            if change.after is None or not _lost(change.after, change.before):
-                continue
-            if change.before is not None and change.before.kind != change.after.kind:
-                continue
-            if news.get(change.path, known.of(change.path)) == "removed":
-                news[change.path] = None
-            elif change.before is None and change.path not in moved_to:
-                news[change.path] = "made"
+            is_made = known.of(change.path) == "made"
+            if change.before is not None and _lost(change.before, change.after):
+                if is_made and change.after is None:
+                    news[change.path] = None
+                elif not is_made and change.path not in sources:
+                    news[change.path] = "removed"
+            elif change.after is not None and _lost(change.after, change.before):
+                source = moves.get(change.path)
+                if known.of(change.path) == "removed":  # it came back
+                    news[change.path] = None
+                elif change.before is None and (source is None or known.of(source.path) == "made"):
+                    news[change.path] = "made"
         return known.updated(news)
 
 
@@ -370,34 +352,6 @@ def _lost(version: FileVersion, other: FileVersion | None) -> bool:
     if version.kind == "directory":
         return False
     return other is None or other.kind != version.kind or (version.size > 0 and other.size == 0)
-
-
-def _content(version: FileVersion | None) -> str | None:
-    """The identity of a file's or a link's content, independent of its path."""
-    if version is None or version.kind != "symlink":
-        return version and version.content_hash
-    return f"-> {version.target}"
-
-
-class _Arrivals:
-    """The paths at which content appeared in a call. Each is taken once."""
-
-    def __init__(self, changes: Sequence[Change]) -> None:
-        self._by_content: dict[str, list[Change]] = {}
-        # `take` pops from the end, so the paths where nothing was come last.
-        for change in sorted(changes, key=lambda change: (not _has_file(change.before), change.path)):
-            content = _content(change.after)
-            if content is not None and content != _content(change.before):
-                self._by_content.setdefault(content, []).append(change)
-
-    def take(self, version: FileVersion | None) -> Change | None:
-        """A path at which this content appeared, if there is one."""
-        found = self._by_content.get(_content(version) or "")
-        return found.pop() if found else None
-
-
-def _has_file(version: FileVersion | None) -> bool:
-    return version is not None and version.kind != "directory"
 
 
 # Other commands beside it, redirections, expansions, comments: also where they are quoted, `argv` is there for that.

@@ -211,7 +211,6 @@ class Prompt(TypeArguments, Generic[OutputT]):
         name: str | None = None,
         sections: Sequence[Section[Any]] = (),
         policies: Sequence[Policy] = (),
-        feedback_providers: Sequence[FeedbackProviderConfig] = (),
         allow_extra_keys: bool = False,
         resources: ResourceRegistry = ...,
         output: Any = None,
