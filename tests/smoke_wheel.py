@@ -16,8 +16,8 @@ from pathlib import Path
 
 SOURCES = {
     "ringfence": "platform",
-    "ringfence_batch": "platform",
-    "ringfence_cli": "platform",
+    "ringfence_batch": "contrib_tools",
+    "ringfence_cli": "contrib_tools",
     "ringfence_sandbox": "sandbox",
     "ringfence_tools": "contrib_tools",
 }

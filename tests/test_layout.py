@@ -22,13 +22,13 @@ import ringfence
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "platform/ringfence",
-    "platform/ringfence_batch",
-    "platform/ringfence_cli",
     "sandbox/ringfence_sandbox",
     "contrib_tools/ringfence_tools",
+    "contrib_tools/ringfence_batch",
+    "contrib_tools/ringfence_cli",
 )
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-DEMO = ROOT / "platform/ringfence_cli/demo/sample"
+DEMO = ROOT / "contrib_tools/ringfence_cli/demo/sample"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
