@@ -36,8 +36,8 @@ from ringfence.prompt import (
 )
 from ringfence.runtime import Session
 from ringfence_sandbox import Workspace
-from ringfence_sandbox.disk.kernel import Renames, abilities
-from ringfence_sandbox.host import Durability
+from ringfence_workspace.host import Durability
+from ringfence_workspace.tree.kernel import Renames, abilities
 
 GIT = "git"
 KERNEL = "the bare system calls"

@@ -15,7 +15,7 @@ from real_git import fsck, git_bytes
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.disk.kernel import injected
+from ringfence_workspace.tree.kernel import injected
 
 CHANGED = ("a.txt", "d/b.txt", "gone", "link", "moved", "n", "n/o", "n/o/new.txt", "old", "t", "t/x", "tree", "tree/x")
 

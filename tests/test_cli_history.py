@@ -29,10 +29,10 @@ from ringfence_cli.history import recovery
 from ringfence_cli.live import call_text
 from ringfence_cli.task_log import recorded_tasks
 from ringfence_sandbox import HostFilesystem, Recovered, Workspace
-from ringfence_sandbox.disk.places import store_of
 from ringfence_tools import HostMount
 from ringfence_tools.mounts import mount_all
 from ringfence_tools.report import render_call
+from ringfence_workspace.tree.places import store_of
 
 
 def call(name: str, **arguments: object) -> dict[str, object]:

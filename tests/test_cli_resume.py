@@ -663,7 +663,7 @@ KILLED = """
 import os, signal, sys
 from ringfence_cli.main import main
 from ringfence_cli.receipts_file import ReceiptsFile
-from ringfence_sandbox.transaction.call_log import CallLog
+from ringfence_workspace.transaction.call_log import CallLog
 
 outcome, write_commit, call = sys.argv.pop(1), CallLog.commit, ReceiptsFile.call
 

@@ -7,7 +7,7 @@ import sys
 
 INTERRUPTED = """
 import os, signal, threading, time
-from ringfence_sandbox.disk.kernel import FORKS
+from ringfence_workspace.tree.kernel import FORKS
 
 held = threading.Event()
 

@@ -18,7 +18,7 @@ from ringfence.prompt import MarkdownSection, Prompt, Tool, ToolContext, ToolRes
 from ringfence.runtime import Session
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem
-from ringfence_sandbox.opaque.heartbeat import Heartbeat
+from ringfence_workspace.transaction.heartbeat import Heartbeat
 
 ROUNDS = amount(prove=20_000, test=120)
 

@@ -20,8 +20,8 @@ from ringfence import Prompt, PromptTemplate, Session
 from ringfence.adapters import ToolExecutor
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.disk.kernel import injected
 from ringfence_tools import VfsToolsSection
+from ringfence_workspace.tree.kernel import injected
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from killing import killed_at
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem
-from ringfence_sandbox.disk.kernel import injected
+from ringfence_workspace.tree.kernel import injected
 
 
 def build(root: Path) -> None:

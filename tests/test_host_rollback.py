@@ -23,7 +23,7 @@ from ringfence.errors import CallEndedError
 from ringfence.participants import CLEAN
 from ringfence.testing import HeldCall, held_call
 from ringfence_sandbox import HostFilesystem, Workspace, is_reserved
-from ringfence_sandbox.disk.kernel import injected
+from ringfence_workspace.tree.kernel import injected
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ import ringfence
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "platform/ringfence",
+    "sandbox/ringfence_workspace",
     "sandbox/ringfence_sandbox",
     "contrib_tools/ringfence_tools",
     "contrib_tools/ringfence_batch",

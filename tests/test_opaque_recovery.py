@@ -22,7 +22,7 @@ from real_git import fsck
 
 from ringfence.testing import held_call
 from ringfence_sandbox import CallProcess, ScanLimits, Workspace
-from ringfence_sandbox.disk.kernel import injected
+from ringfence_workspace.tree.kernel import injected
 
 DAMAGE = """
     printf changed > a.txt; echo new > d/n1; ln d/n1 n2; rm d/e/c.txt; mv m moved; mkdir -p x/y; echo y > x/y/z

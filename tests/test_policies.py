@@ -32,7 +32,7 @@ from ringfence.prompt import (
 from ringfence.prompt.policy import ALLOW, PathHashes
 from ringfence.runtime import Session, tool_transaction
 from ringfence_sandbox import HostFilesystem
-from ringfence_sandbox.transaction.changes import HASHED_BYTES
+from ringfence_workspace.transaction.changes import HASHED_BYTES
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from contextlib import closing, suppress
 
 import pytest
 
-from ringfence_sandbox.container.network import AllowedHosts, NetworkUse, as_address, is_routable, normalise_host
-from ringfence_sandbox.container.proxy import MOST_CONNECTIONS, Proxy
+from ringfence_sandbox.network.network import AllowedHosts, NetworkUse, as_address, is_routable, normalise_host
+from ringfence_sandbox.network.proxy import MOST_CONNECTIONS, Proxy
 
 SECONDS = 20
 
@@ -616,8 +616,8 @@ def test_a_connection_that_waits_ends_with_the_command(server: Server, proxied: 
 # In a network of its own, where an address of the public internet is that of this machine.
 OWN_ADDRESS = """
 import os, socket, subprocess
-from ringfence_sandbox.container.network import AllowedHosts
-from ringfence_sandbox.container.proxy import Proxy
+from ringfence_sandbox.network.network import AllowedHosts
+from ringfence_sandbox.network.proxy import Proxy
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 subprocess.run(["ip", "address", "add", "9.9.9.9/32", "dev", "lo"], check=True)
 service = socket.create_server(("0.0.0.0", 80))

@@ -17,7 +17,7 @@ from ringfence.errors import WorkspaceLockedError
 from ringfence.participants import Step
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, ScanLimits, Workspace
-from ringfence_sandbox.disk.kernel import injected
+from ringfence_workspace.tree.kernel import injected
 
 
 def build(root: Path) -> None:

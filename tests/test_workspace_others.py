@@ -29,8 +29,8 @@ from ringfence import (
 from ringfence.adapters import ToolExecutor
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.disk.kernel import injected
 from ringfence_tools import VfsToolsSection
+from ringfence_workspace.tree.kernel import injected
 
 LINES = "".join(f"line {n}\n" for n in range(1, 10))
 

@@ -27,6 +27,7 @@ MODULES = (
     "ringfence.telemetry",
     "ringfence.testing",
     "ringfence_tools",
+    "ringfence_workspace",
     "ringfence_sandbox",
     "ringfence_batch",
 )
@@ -57,8 +58,13 @@ def python_page() -> str:
     lines += ["## ringfence", "", f"The most used names can be imported from `ringfence` itself: {short}.", ""]
     for module_name in MODULES:
         module = import_module(module_name)
-        lines += [f"## {module_name}", "", "| name | |", "|---|---|"]
-        lines += [f"| `{name}` | {description(name, getattr(module, name))} |" for name in sorted(module.__all__)]
+        lines += [f"## {module_name}", ""]
+        names = set(module.__all__)
+        if module_name == "ringfence_sandbox":
+            lines += ["The names of `ringfence_workspace` can be imported from here, too.", ""]
+            names -= set(import_module("ringfence_workspace").__all__)
+        lines += ["| name | |", "|---|---|"]
+        lines += [f"| `{name}` | {description(name, getattr(module, name))} |" for name in sorted(names)]
         lines.append("")
     return "\n".join(lines).replace("|  |\n", "| |\n").rstrip() + "\n"
 

@@ -17,8 +17,8 @@ from ringfence.errors import SandboxUnavailableError
 from ringfence_sandbox.container.connection import INSTALL, Connection, connect
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, built, recipe
 from ringfence_sandbox.container.isolation import SandboxLimits
-from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.podman import PodmanSandbox
+from ringfence_workspace.host import HostFilesystem
 
 _TRIES = 20
 _MIB = 1 << 20

@@ -7,7 +7,7 @@ import pytest
 
 from ringfence.testing import FilesystemContract
 from ringfence_sandbox import HostFilesystem
-from ringfence_sandbox.disk.kernel import Abilities
+from ringfence_workspace.tree.kernel import Abilities
 
 
 class TestHostFilesystem(FilesystemContract):

@@ -22,7 +22,7 @@ from ringfence_sandbox import CallProcess, PodmanSandbox, SandboxLimits, Sandbox
 from ringfence_sandbox.container.connection import Connection, OwnService, answers, connect
 from ringfence_sandbox.container.container import WORKSPACE_LABEL, remove_orphans
 from ringfence_sandbox.container.images import built, recipe
-from ringfence_sandbox.disk.call_process import OWNER_LABEL, own_label
+from ringfence_workspace.call_process import OWNER_LABEL, own_label
 
 MakeSandbox = Callable[..., PodmanSandbox]
 

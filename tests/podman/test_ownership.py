@@ -14,7 +14,7 @@ from mounts import mounted
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError
 from ringfence_sandbox.container.users import FIRST_ID, MOUNTS, swapped_ids
-from ringfence_sandbox.disk.call_process import own_label
+from ringfence_workspace.call_process import own_label
 
 MakeSandbox = Callable[..., PodmanSandbox]
 

@@ -27,7 +27,7 @@ from real_git import blob_id, objects_of
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.disk.kernel import injected
+from ringfence_workspace.tree.kernel import injected
 
 CASES = amount(prove=5000, test=25)
 PATHS = ("a", "b", "d/a", "d/b", "d/e/a", "n/a", "n/o/b", "d", "d/e", "n")

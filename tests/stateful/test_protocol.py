@@ -30,10 +30,10 @@ from real_git import blob_id, objects_of
 from ringfence.participants import CLEAN, RollbackReport
 from ringfence.testing import HeldCall, held_call
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_sandbox.disk.kernel import injected
-from ringfence_sandbox.store.log import Log
-from ringfence_sandbox.transaction.interrupted_calls import forget_killed
-from ringfence_sandbox.transaction.recovery import Recovered
+from ringfence_workspace.history.log import Log
+from ringfence_workspace.transaction.interrupted_calls import forget_killed
+from ringfence_workspace.transaction.recovery import Recovered
+from ringfence_workspace.tree.kernel import injected
 
 Tree = Mapping[str, CapturedPath]
 End = Literal["commit", "rollback"]
@@ -266,7 +266,7 @@ class Place:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Generator[Place]:
-    monkeypatch.setattr("ringfence_sandbox.store.log._ROOM_BYTES", 80 << 10)  # read for each crash
+    monkeypatch.setattr("ringfence_workspace.history.log._ROOM_BYTES", 80 << 10)  # read for each crash
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     top = Path(tempfile.mkdtemp(prefix="protocol-", dir=memory))
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringfence_sandbox.disk.kernel import Abilities, abilities, boot_id
+from ringfence_workspace.tree.kernel import Abilities, abilities, boot_id
 
 OLD_KERNEL = Abilities(openat2=False, renameat2=False, tmpfile=False)
 NO_LINKS = Abilities(openat2=True, renameat2=False, tmpfile=False, links=False)

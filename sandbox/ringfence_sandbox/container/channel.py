@@ -29,7 +29,7 @@ from typing import Final, Self
 from ringfence.errors import RingfenceError
 from ringfence_sandbox.container import executor as protocol
 from ringfence_sandbox.container.pipes import OnOutput, Pipes
-from ringfence_sandbox.disk.kernel import FORKS
+from ringfence_workspace.tree.kernel import FORKS
 
 EXECUTOR: Final = Path(protocol.__file__)
 """The script to mount into a container, and to start as its first process."""

@@ -16,7 +16,7 @@ from ringfence.runtime.secrets import MaskedStream, Secrets
 from ringfence_sandbox.container.channel import Ended
 from ringfence_sandbox.container.executor import REPORT
 from ringfence_sandbox.container.isolation import WORKSPACE, SandboxLimits
-from ringfence_sandbox.disk.outputs import CommandOutput
+from ringfence_workspace.outputs import CommandOutput
 
 Printed: TypeAlias = Literal["stdout", "stderr"]
 LONGEST_ARGUMENT = 128 * 1024 - 1

@@ -24,7 +24,7 @@ from podman.domain.config import PodmanConfig  # pyright: ignore[reportMissingTy
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence.failures import describe_error
-from ringfence_sandbox.disk.places import StateDirectoryError, podman_directory, write_once
+from ringfence_workspace.tree.places import StateDirectoryError, podman_directory, write_once
 
 _PING_SECONDS = 2.0
 _START_SECONDS = 20.0

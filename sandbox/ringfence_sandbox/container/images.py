@@ -26,7 +26,7 @@ from podman.errors import APIError, ImageNotFound
 from ringfence.errors import SandboxUnavailableError
 from ringfence_sandbox.container.connection import UNREADABLE, Connection
 from ringfence_sandbox.container.seccomp import profile_path
-from ringfence_sandbox.disk.places import podman_directory
+from ringfence_workspace.tree.places import podman_directory
 
 CONTAINERFILE = ".ringfence-containerfile"
 _SILENCE_SECONDS = 1800.0

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ringfence_sandbox.container.network import PREFIX, Network, allowed_hosts
 from ringfence_sandbox.container.seccomp import profile_path
+from ringfence_sandbox.network.network import PREFIX, Network, allowed_hosts
 
 if TYPE_CHECKING:
     from ringfence_sandbox.container.users import Users

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence_sandbox.disk.places import podman_directory, write_once
+from ringfence_workspace.tree.places import podman_directory, write_once
 
 _STOCK = ("/etc/containers/seccomp.json", "/usr/share/containers/seccomp.json")
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97

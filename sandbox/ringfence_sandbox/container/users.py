@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence_sandbox.disk.call_process import is_orphan, own_label
-from ringfence_sandbox.disk.kernel import libc, raised
+from ringfence_workspace.call_process import is_orphan, own_label
+from ringfence_workspace.tree.kernel import libc, raised
 
 if TYPE_CHECKING:
     from ringfence_sandbox.container.connection import Host

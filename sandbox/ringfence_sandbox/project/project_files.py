@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from ringfence.errors import SandboxUnavailableError
 from ringfence.filesystem.paths import escape_path
-from ringfence_sandbox.disk.confined import Confined, open_file
-from ringfence_sandbox.disk.kernel import abilities
+from ringfence_workspace.tree.confined import Confined, open_file
+from ringfence_workspace.tree.kernel import abilities
 
 UV_LOCK = "uv.lock"
 NPM_LOCK = "package-lock.json"

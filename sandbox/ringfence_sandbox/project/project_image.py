@@ -30,8 +30,6 @@ from ringfence_sandbox.container.images import (
     recipe,
     ticking,
 )
-from ringfence_sandbox.disk.places import StateDirectoryError, replacing, state_directory
-from ringfence_sandbox.host import HostFilesystem
 from ringfence_sandbox.project.fetching import Artefact, Fetcher, configured
 from ringfence_sandbox.project.npm_lock import npm_project
 from ringfence_sandbox.project.project_files import (
@@ -48,7 +46,9 @@ from ringfence_sandbox.project.project_files import (
 )
 from ringfence_sandbox.project.python_locks import artefacts_of, own_packages, requirement_pins, uv_pins
 from ringfence_sandbox.project.target import NodeTarget, PythonTarget, probe
-from ringfence_sandbox.store.hidden_rule import remembered_hidden
+from ringfence_workspace.history.hidden_rule import remembered_hidden
+from ringfence_workspace.host import HostFilesystem
+from ringfence_workspace.tree.places import StateDirectoryError, replacing, state_directory
 
 PROJECT_LABEL = "io.ringfence.project"
 _NOTE = "ringfence: "

@@ -1,1 +1,0 @@
-"""What changed in a tree since somebody looked: one `lstat` a file, and a read of those that differ."""

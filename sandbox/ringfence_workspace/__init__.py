@@ -1,0 +1,104 @@
+"""A workspace on disk: its files, their history as git commits, and transactions over both. It knows no container.
+
+Other packages import these names alone, and nothing from the modules below.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringfence_workspace.call_process import CallProcess
+    from ringfence_workspace.history.hidden_rule import describe_lost_rule, remembered_hidden
+    from ringfence_workspace.history.history_views import Export, LogEntry
+    from ringfence_workspace.history.ignored_files import Repository
+    from ringfence_workspace.history.own_changes import OwnChanges
+    from ringfence_workspace.history.scan import ScanLimits
+    from ringfence_workspace.history.step_lookup import StepName
+    from ringfence_workspace.history.store_roots import describe_replaced_root, record_root
+    from ringfence_workspace.history.undo_plan import ReversalOutcome
+    from ringfence_workspace.host import HostFilesystem
+    from ringfence_workspace.outputs import is_output
+    from ringfence_workspace.revisions import checkout_revision, resolve_revision
+    from ringfence_workspace.stores import HistoryStore, forget_store, stores
+    from ringfence_workspace.transaction.interrupted_calls import KilledCall, UnfinishedCall, unfinished_calls
+    from ringfence_workspace.transaction.recovery import Recovered
+    from ringfence_workspace.tree.confined import is_reserved
+    from ringfence_workspace.tree.places import StateDirectoryError, store_directory
+    from ringfence_workspace.workspace import Reversal, Workspace, find_workspace
+
+__all__ = [
+    "CallProcess",
+    "Export",
+    "HistoryStore",
+    "HostFilesystem",
+    "KilledCall",
+    "LogEntry",
+    "OwnChanges",
+    "Recovered",
+    "Repository",
+    "Reversal",
+    "ReversalOutcome",
+    "ScanLimits",
+    "StateDirectoryError",
+    "StepName",
+    "UnfinishedCall",
+    "Workspace",
+    "checkout_revision",
+    "describe_lost_rule",
+    "describe_replaced_root",
+    "find_workspace",
+    "forget_store",
+    "is_output",
+    "is_reserved",
+    "record_root",
+    "remembered_hidden",
+    "resolve_revision",
+    "store_directory",
+    "stores",
+    "unfinished_calls",
+]
+
+# Imported when asked for: a filesystem on its own needs no git.
+_MODULES = {
+    "CallProcess": "ringfence_workspace.call_process",
+    "Export": "ringfence_workspace.history.history_views",
+    "HistoryStore": "ringfence_workspace.stores",
+    "HostFilesystem": "ringfence_workspace.host",
+    "KilledCall": "ringfence_workspace.transaction.interrupted_calls",
+    "LogEntry": "ringfence_workspace.history.history_views",
+    "OwnChanges": "ringfence_workspace.history.own_changes",
+    "Recovered": "ringfence_workspace.transaction.recovery",
+    "Repository": "ringfence_workspace.history.ignored_files",
+    "Reversal": "ringfence_workspace.workspace",
+    "ReversalOutcome": "ringfence_workspace.history.undo_plan",
+    "ScanLimits": "ringfence_workspace.history.scan",
+    "StateDirectoryError": "ringfence_workspace.tree.places",
+    "StepName": "ringfence_workspace.history.step_lookup",
+    "UnfinishedCall": "ringfence_workspace.transaction.interrupted_calls",
+    "Workspace": "ringfence_workspace.workspace",
+    "checkout_revision": "ringfence_workspace.revisions",
+    "describe_lost_rule": "ringfence_workspace.history.hidden_rule",
+    "describe_replaced_root": "ringfence_workspace.history.store_roots",
+    "find_workspace": "ringfence_workspace.workspace",
+    "forget_store": "ringfence_workspace.stores",
+    "is_output": "ringfence_workspace.outputs",
+    "is_reserved": "ringfence_workspace.tree.confined",
+    "record_root": "ringfence_workspace.history.store_roots",
+    "remembered_hidden": "ringfence_workspace.history.hidden_rule",
+    "resolve_revision": "ringfence_workspace.revisions",
+    "store_directory": "ringfence_workspace.tree.places",
+    "stores": "ringfence_workspace.stores",
+    "unfinished_calls": "ringfence_workspace.transaction.interrupted_calls",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

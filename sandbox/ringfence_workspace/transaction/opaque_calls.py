@@ -1,0 +1,206 @@
+"""Opaque calls in one workspace, and the way back to where the calls began in which there is one."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ringfence.participants import Change
+from ringfence_workspace.history.entries import Difference, Entry, is_directory
+from ringfence_workspace.history.scan import clock_ahead_ns
+from ringfence_workspace.transaction.changes import ScannedFiles
+from ringfence_workspace.transaction.heartbeat import GRACE_NS, Heartbeat
+from ringfence_workspace.transaction.hold import Hold, Holding
+from ringfence_workspace.transaction.opaque_states import Aborted, After, Before, KeptOpen, is_only_time
+from ringfence_workspace.transaction.restore import RestoreReport
+from ringfence_workspace.transaction.scans import Scans
+from ringfence_workspace.transaction.tree_rollback import Judge, TreeRollback
+from ringfence_workspace.tree.confined import Confined
+from ringfence_workspace.tree.kernel import Renames, birth_ns
+from ringfence_workspace.tree.state import Json, State
+
+Note = Callable[[Mapping[str, Json]], None]
+"""Writes a record into the log, if there is room."""
+MOST_LISTED = 20
+"""Paths in a note; the rest is counted."""
+
+
+@dataclass(slots=True, eq=False)
+class Base:
+    """The tree to which a call goes back in which an opaque call has begun: its own, or one within it."""
+
+    before: Before
+    seen: tuple[int, After] | None = None
+    """What the last look at the tree found, with the version of the workspace that was looked at."""
+    tried: set[str] | None = None
+    """The paths of the call, once a way back was begun."""
+
+    def seen_at(self, version: int) -> After | None:
+        """What a look at the tree has found, unless calls have gone on since."""
+        return self.seen[1] if self.seen is not None and self.seen[0] == version else None
+
+
+class OpaqueCalls:
+    """What they share while an outermost call is open, and the rollback to each of its bases."""
+
+    def __init__(self, files: Confined, renames: Renames, scans: Scans, stamp: Heartbeat) -> None:
+        self._files = files
+        self._renames = renames
+        self._scans = scans
+        self._stamp = stamp
+        self._kept_open = KeptOpen()
+        self.any_open = False
+        """Whether one has begun in the outermost call."""
+        self.contained = False
+        """Whether a command that is to get nobody's rights ran in one of these calls."""
+
+    @property
+    def stamp(self) -> int:
+        """The descriptor of the file that is stamped while one is open."""
+        return self._stamp.descriptor
+
+    def begin(self, firsts: Sequence[Mapping[str, State | None]], held: Holding | None) -> list[Base]:
+        """Look at the tree before an opaque call, and store it as it was when each of the calls around began that has
+        no base yet; see `Scans.before`. OSError: it cannot be."""
+        before = self._scans.before(firsts, held, outermost=not self.any_open)
+        self._stamp.start()
+        return [Base(one) for one in before]
+
+    def begun(self, bases: Sequence[Base]) -> None:
+        """The log has the record that a call begins with."""
+        self._stamp.begun()
+        self.any_open = True
+        for base in bases:
+            self._kept_open.open(self._files, base.before.left)
+
+    def sealed(self) -> None:
+        """The outermost call has ended all its programs. What changes from now on is somebody else's."""
+        self._stamp.pause()
+
+    def end(self) -> None:
+        """The outermost call has ended."""
+        self._stamp.stop()
+        self._kept_open.close()
+        self.any_open = self.contained = False
+
+    def changes(self, base: Base, version: int) -> list[Change]:
+        """Look at the tree; what changed since a call began. An index of git that was refreshed is no change."""
+        return self._changes(base, self._look(base, version))
+
+    def _changes(self, base: Base, after: After) -> list[Change]:
+        changes = self._scans.changes(base.before, after)
+        refreshed = self._scans.refreshed_indexes(base.before, after)
+        return [change for change in changes if change.path not in refreshed]
+
+    def scanned(self, base: Base, version: int) -> ScannedFiles:
+        """What changed, for a history; as `changes` saw it, if it was asked. The history has refreshed indexes too."""
+        after = base.seen_at(version) or self._look(base, version)
+        return self._scans.scanned(base.before, after, self._changes(base, after))
+
+    def differs(self, base: Base, version: int) -> bool:
+        """Whether anything is not as it was when a call began, be it the time of a file; as `changes` saw it."""
+        after = base.seen_at(version)
+        return after is None or not all(map(is_only_time, after.differing))
+
+    def _look(self, base: Base, version: int) -> After:
+        after = self._scans.after(base.before)
+        if self.contained:
+            after = self._scans.disarmed(base.before, after)
+        base.seen = version, after
+        return after
+
+    def roll_back(self, base: Base, version: int, hold: Hold, note: Note, *, tool: str, call_id: str) -> RestoreReport:
+        """Bring the tree back to where a call began. OSError: it could not be completed, and may be tried again."""
+        before, after, tried = base.before, base.seen_at(version), base.tried
+        if after is None or tried is not None:
+            after = self._scans.after(before)
+        seen = {path for path, _, _ in after.differing} | after.found.excluded.keys() if tried is None else tried
+        after, opened = self._scans.made_readable(before, after)
+
+        def judge(item: Difference, here: os.stat_result | None) -> bool:
+            path, wanted, now = item
+            below_opened = any(path.startswith(f"{above}/") for above in opened)
+            by_trying = tried is not None and is_directory(wanted) and (now is None or is_directory(now))
+            return path in seen or below_opened or by_trying
+
+        way = self._way(before, after, judge, hold)
+        base.tried = {*way.items, *(tried or ())}
+        return self._go(way, note, self._scans.keep(before, after, way.items, tool=tool, call_id=call_id))
+
+    def recover(
+        self,
+        commit: str,
+        more: bytes,
+        kept: str | None,
+        stamp_path: str,
+        hold: Hold,
+        note: Note,
+        *,
+        tool: str,
+        call_id: str,
+    ) -> RestoreReport:
+        """`roll_back` for an outermost call whose process was killed; ``kept`` is the commit that an earlier try has
+        kept.
+
+        Raises:
+            LookupError: the store does not have the state before the call.
+            OSError: it could not be completed.
+        """
+        before, after = self._scans.recovered(commit, more)
+        after, opened = self._scans.made_readable(before, after)
+        # The stamp is of the system's clock, and the times of files may be of a server's.
+        try:
+            ahead_ns = clock_ahead_ns(self._files.root)
+        except OSError:
+            ahead_ns = clock_ahead_ns(hold.make().descriptor, "clock")
+        limit_ns = Heartbeat.last_ns(stamp_path) + ahead_ns + GRACE_NS
+        judge = _ended(self._files, limit_ns, self._scans.kept_states(before, kept), opened)
+        way = self._way(before, after, judge, hold)
+        if kept is None:  # an earlier try has given directories new times itself
+            way.spare_times(limit_ns, opened)
+            aborted = self._scans.keep(before, after, way.items, tool=tool, call_id=call_id)
+        else:
+            aborted = self._scans.kept_as(kept)
+        return self._go(way, note, aborted)
+
+    def _way(self, before: Before, after: After, judge: Judge, hold: Hold) -> TreeRollback:
+        states, hidden = self._scans.store.states, self._scans.history.hidden
+        return TreeRollback(self._files, self._renames, hold, states, before, after, judge, self._kept_open, hidden)
+
+    def _go(self, way: TreeRollback, note: Note, aborted: Aborted) -> RestoreReport:
+        told = [path or "the root" for path, item in sorted(way.items.items()) if not is_only_time(item)]
+        note({"taking back": aborted.commit})
+        done = way.run()
+        self._scans.sync()
+        done.notes[:0] = [*_rollback_notes(told, aborted), *aborted.notes]
+        return done
+
+
+def _ended(files: Confined, limit_ns: int, kept: Mapping[str, Entry], ctimes_ns: Mapping[str, int]) -> Judge:
+    """The call is over: what has changed after a moment is somebody else's, unless it is what was kept of the call.
+    ``ctimes_ns`` are those of what was changed only now, to be looked at."""
+
+    def judge(item: Difference, here: os.stat_result | None) -> bool:
+        path, wanted, now = item
+        if here is None or (is_directory(now) and is_directory(wanted)):
+            return True
+        if ctimes_ns.get(path, here.st_ctime_ns) <= limit_ns:
+            return True
+        if stat.S_ISDIR(here.st_mode):
+            with files.parent(path) as (at, name):
+                born = birth_ns(at, name)
+            return born is not None and born <= limit_ns
+        ours = [one for one in (kept.get(path), wanted) if one is not None]
+        return path in kept and any(now is not None and (now.kind, now.oid) == (one.kind, one.oid) for one in ours)
+
+    return judge
+
+
+def _rollback_notes(listed: Sequence[str], aborted: Aborted) -> list[str]:
+    if not listed:
+        return []
+    more = f" and {len(listed) - MOST_LISTED} more" if len(listed) > MOST_LISTED else ""
+    kept = f"; what they were is kept as {aborted.name}" if aborted.name is not None else ""
+    return [f"rolled back: {', '.join(listed[:MOST_LISTED])}{more}{kept}"]
