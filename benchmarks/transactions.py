@@ -16,8 +16,8 @@ from trees import loaded, sample
 
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.participants import CallInfo, Transactional, sort_participants
+from ringfence.receipts import Receipt
 from ringfence.runtime import Session, tool_transaction
-from ringfence.runtime.receipts import Receipt
 from ringfence.runtime.transaction import Transaction
 
 BESIDE = "dict copy"

@@ -32,7 +32,7 @@ from ringfence.prompt import (
     ToolsSection,
 )
 from ringfence.runtime import Receipt, Session
-from ringfence.runtime.secrets import Secrets
+from ringfence.secrets import Secrets
 from ringfence_cli.approval import question_lines
 from ringfence_sandbox import HostFilesystem, Workspace
 

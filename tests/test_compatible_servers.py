@@ -14,7 +14,7 @@ from ringfence.adapters import AnthropicAdapter, OpenAIAdapter, PromptEvaluation
 from ringfence.adapters.retry import ThrottlePolicy
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import Session
-from ringfence.runtime.events import ToolInvoked
+from ringfence.session.events import ToolInvoked
 
 DONE = {"text": "All of it is done."}
 

@@ -26,7 +26,6 @@ from ringfence.prompt import (
     ToolResult,
     ToolsSection,
 )
-from ringfence.prompt.policy import Policy
 from ringfence.runtime import (
     Budget,
     BudgetTracker,
@@ -37,6 +36,7 @@ from ringfence.runtime import (
     final_receipts,
     tool_transaction,
 )
+from ringfence.runtime.policy import Policy
 from ringfence_tools import Delegate, DelegatedTask, DelegationSection, VfsToolsSection
 from ringfence_tools.delegation import Delegated
 

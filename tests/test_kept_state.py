@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringfence import Session
 from ringfence.prompt import PolicyState
-from ringfence.prompt.policy import PathHashes
+from ringfence.runtime.policy import PathHashes
 from ringfence.tagged import types_within
 from ringfence_cli.resume import KEPT, StateReader, StateWriter
 from ringfence_tools import Plan

@@ -101,7 +101,7 @@ def test_what_a_reducer_raises_in_a_call_is_logged_once(caplog: pytest.LogCaptur
     prompt = Prompt(PromptTemplate(ns="n", key="k", sections=[MarkdownSection(title="T", template="x", tools=[tool])]))
     with prompt.resources:
         assert "cannot be kept" in ToolExecutor(prompt=prompt, session=session).call("a", {"by": 1}).message
-    assert [(record.name, record.levelname) for record in caplog.records] == [("ringfence.runtime.slices", "ERROR")]
+    assert [(record.name, record.levelname) for record in caplog.records] == [("ringfence.session.slices", "ERROR")]
 
 
 def test_what_a_handler_raises_itself_is_logged_whatever_its_cause_is(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import Session
-from ringfence.runtime.tool_result import MAX_RESULT_CHARACTERS
+from ringfence.session.tool_result import MAX_RESULT_CHARACTERS
 from ringfence_tools import VfsToolsSection
 
 LINES = "".join(f"line {number}\n" for number in range(40_000))

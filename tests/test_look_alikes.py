@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.adapters import ToolExecutor
+from ringfence.escapes import unescaped
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.filesystem.look_alikes import appearance, display_exactly
-from ringfence.filesystem.paths import unescaped
 from ringfence.prompt import Prompt, PromptTemplate
 from ringfence.runtime import Session
 from ringfence_sandbox import HostFilesystem

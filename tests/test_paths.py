@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfence.escapes import escape_path, unescaped
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.filesystem.paths import escape_path, normalise, resolve_model_path, unescaped
+from ringfence.filesystem.paths import normalise, resolve_model_path
 
 # Whatever bytes a directory may hold, as Python spells them.
 names = st.binary(min_size=1, max_size=20).map(

@@ -29,8 +29,8 @@ from ringfence.prompt import (
     ToolContext,
     ToolResult,
 )
-from ringfence.prompt.policy import ALLOW, PathHashes
 from ringfence.runtime import Session, tool_transaction
+from ringfence.runtime.policy import ALLOW, PathHashes
 from ringfence_sandbox import HostFilesystem
 from ringfence_workspace.transaction.changes import HASHED_BYTES
 

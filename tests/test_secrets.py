@@ -41,11 +41,11 @@ from ringfence import (
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
 from ringfence.adapters.model import ModelText
 from ringfence.filesystem import HiddenFiles
+from ringfence.receipts import Receipt
 from ringfence.runtime import Cancellation
-from ringfence.runtime.events import ToolCallStarted, ToolInvoked
-from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.secrets import MaskedStream, Secrets, masked_logs
-from ringfence.runtime.tool_result import kept_result
+from ringfence.runtime.kept_results import kept_result
+from ringfence.secrets import MaskedStream, Secrets, masked_logs
+from ringfence.session.events import ToolCallStarted, ToolInvoked
 from ringfence.telemetry import Telemetry
 from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from ringfence.adapters import ScriptedAdapter
 from ringfence.errors import SnapshotRestoreError
 from ringfence.prompt import MarkdownSection, PolicyState, Prompt, SectionVisibility, Tool, ToolContext, ToolResult
-from ringfence.prompt.policy import PathHashes
 from ringfence.runtime import (
     PromptExecuted,
     Receipt,
@@ -29,6 +28,7 @@ from ringfence.runtime import (
     Snapshot,
     ToolInvoked,
 )
+from ringfence.runtime.policy import PathHashes
 from ringfence.tagged import decode, encode, types_within
 from ringfence_tools import Plan, PlanningToolsSection, SetupPlan
 

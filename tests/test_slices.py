@@ -24,7 +24,7 @@ from ringfence.runtime import (
     replace_latest_by,
     upsert_by,
 )
-from ringfence.runtime.slices import Items
+from ringfence.session.items import Items
 
 
 @dataclass(frozen=True)

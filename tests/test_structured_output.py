@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ringfence import PromptValidationError
 from ringfence.errors import OutputParseError
 from ringfence.prompt import Prompt, PromptTemplate
-from ringfence.prompt.structured_output import StructuredOutput, parse_output
+from ringfence.prompt.rendering import parse_output
+from ringfence.prompt.structured_output import StructuredOutput
 
 
 @dataclass(frozen=True)

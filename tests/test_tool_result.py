@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.prompt import ToolRenderableResult, ToolResult
-from ringfence.runtime.tool_result import MAX_RESULT_CHARACTERS
+from ringfence.session.tool_result import MAX_RESULT_CHARACTERS
 
 
 @dataclass(frozen=True)

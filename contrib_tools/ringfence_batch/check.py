@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ringfence.errors import PromptValidationError
+from ringfence.escapes import escape_path
 from ringfence.filesystem.hidden import HiddenFiles
-from ringfence.filesystem.paths import escape_path
 from ringfence_batch.sources import SourceError, check_source, local_source
 from ringfence_batch.task import BatchTask, TaskFileError
 from ringfence_sandbox import describe_stale_image

@@ -21,11 +21,11 @@ from time import monotonic, sleep
 from typing import Any
 
 from ringfence.errors import RingfenceError, SandboxUnavailableError
+from ringfence.escapes import escape_path
 from ringfence.failures import describe_error
 from ringfence.filesystem.hidden import HiddenFiles
-from ringfence.filesystem.paths import escape_path
-from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.secrets import masked_logs
+from ringfence.receipts import Receipt
+from ringfence.secrets import masked_logs
 from ringfence_batch.engine import Request
 from ringfence_batch.ledger import Attempt, Ledger, TaskResult
 from ringfence_batch.ledger import Outcome as TaskOutcome

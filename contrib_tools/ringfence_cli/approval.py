@@ -9,9 +9,9 @@ import click
 from rich.cells import cell_len
 
 from ringfence.errors import PromptValidationError
+from ringfence.escapes import display_path
 from ringfence.filesystem.ignored import IgnoredPaths
-from ringfence.filesystem.paths import display_path
-from ringfence.prompt.approval import ASK_SECONDS, Approval, ApprovalPolicy, ApprovalRequest, Ask
+from ringfence.policies.approval import ASK_SECONDS, Approval, ApprovalPolicy, ApprovalRequest, Ask
 from ringfence_cli.outputs import diff_style
 from ringfence_tools.policy_specs import refuse_path_of_host
 from ringfence_tools.printable import (

@@ -21,7 +21,7 @@ import click
 
 from ringfence.adapters.model import ModelTurn
 from ringfence.adapters.scripted import ScriptedAdapter
-from ringfence.runtime.receipts import Receipt
+from ringfence.receipts import Receipt
 from ringfence_cli.outputs import ErrorStream, put_diff
 from ringfence_cli.run import run_watched, summary
 from ringfence_cli.signals import Signals

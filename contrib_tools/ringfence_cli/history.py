@@ -18,9 +18,10 @@ import click
 
 from ringfence import serde
 from ringfence.errors import RingfenceError
+from ringfence.escapes import display_path, escape_path
 from ringfence.failures import describe_error
-from ringfence.filesystem.paths import display_path, escape_path, is_dotgit
-from ringfence.runtime.receipts import change_json
+from ringfence.filesystem.paths import is_dotgit
+from ringfence.receipts import change_json
 from ringfence_cli.options import AS_JSON, THIS_DIRECTORY, WITH_IGNORED, Command, Invocation, NotStartedError
 from ringfence_cli.outputs import ErrorStream, OutputFile, open_output, put, put_diff, recording
 from ringfence_cli.signals import Signals

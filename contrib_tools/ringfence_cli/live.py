@@ -17,8 +17,8 @@ from rich.live import Live
 from rich.text import Text
 
 from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
-from ringfence.runtime.events import ToolCallStarted, ToolOutput
-from ringfence.runtime.receipts import Outcome, Receipt
+from ringfence.receipts import Outcome, Receipt
+from ringfence.session.events import ToolCallStarted, ToolOutput
 from ringfence_cli.outputs import ErrorStream
 from ringfence_tools.agent_run import RunStats, RunWatcher
 from ringfence_tools.planning import Plan, PlanStep

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 import click
 
-from ringfence.filesystem.paths import escape_path
+from ringfence.escapes import escape_path
 from ringfence.filesystem.readable_diff import readable_patch
 from ringfence_cli.signals import interrupted
 from ringfence_tools.printable import one_line, plural, printable, why

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from ringfence.errors import PromptValidationError
-from ringfence.filesystem.paths import escape_path
-from ringfence.prompt.policy import Policy
+from ringfence.escapes import escape_path
+from ringfence.runtime.policy import Policy
 from ringfence_cli.options import THIS_DIRECTORY, Interruptible
 from ringfence_cli.outputs import put_line
 from ringfence_sandbox import record_root, store_directory

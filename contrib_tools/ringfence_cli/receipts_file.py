@@ -10,7 +10,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 import click
 
-from ringfence.runtime.receipts import Receipt
+from ringfence.receipts import Receipt
 from ringfence_cli.outputs import OutputFile, json_line
 from ringfence_sandbox import KilledCall, LogEntry, Workspace
 from ringfence_tools.agent_run import RunWatcher

@@ -13,12 +13,12 @@ from typing import Any
 
 from ringfence import serde
 from ringfence.adapters.model import Conversation, Message, MessageAdded
-from ringfence.filesystem.paths import display_path
+from ringfence.escapes import display_path
 from ringfence.participants import Step
-from ringfence.prompt.policy import PathHashes, PolicyState
-from ringfence.runtime.receipts import Outcome
-from ringfence.runtime.reducers import VisibilityOverrides
-from ringfence.runtime.session import Session
+from ringfence.receipts import Outcome
+from ringfence.runtime.policy import PathHashes, PolicyState
+from ringfence.session.session import Session
+from ringfence.session.visibility import VisibilityOverrides
 from ringfence.tagged import decode, encode, types_within
 from ringfence_cli.history import opened
 from ringfence_cli.limits import RunLimits

@@ -16,14 +16,14 @@ import click
 from ringfence.adapters.loop import MAX_TURNS
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import PromptValidationError
+from ringfence.escapes import display_path, escape_path
 from ringfence.failures import describe_error
 from ringfence.filesystem.diff import moved
 from ringfence.filesystem.edits import read_host_text
 from ringfence.filesystem.hidden import HiddenFiles
-from ringfence.filesystem.paths import display_path, escape_path
-from ringfence.runtime.limits import utc_now
-from ringfence.runtime.secrets import Secrets, masked_logs
-from ringfence.runtime.session import Session
+from ringfence.limits import utc_now
+from ringfence.secrets import Secrets, masked_logs
+from ringfence.session.session import Session
 from ringfence_cli.approval import NOBODY_AT_START, approval_of, nobody
 from ringfence_cli.hiding import hidden_as_before
 from ringfence_cli.history import recovery

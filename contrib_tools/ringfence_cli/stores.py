@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from ringfence.errors import WorkspaceLockedError
-from ringfence.filesystem.paths import escape_path
+from ringfence.escapes import escape_path
 from ringfence_cli.options import AS_JSON, BusyError, Commands, Invocation, NotStartedError
 from ringfence_cli.outputs import ErrorStream, put
 from ringfence_cli.policies import FILE_NAME

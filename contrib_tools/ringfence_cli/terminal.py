@@ -13,7 +13,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.text import Text
 
-from ringfence.prompt.approval import Approval, ApprovalRequest
+from ringfence.policies.approval import Approval, ApprovalRequest
 from ringfence_cli.approval import question_lines
 from ringfence_cli.outputs import MAX_DIFF_LINES, ErrorStream
 

@@ -12,7 +12,7 @@ import click
 from ringfence.errors import RestoreFailedError, WorkspaceLockedError
 from ringfence.failures import describe_error
 from ringfence.filesystem.hidden import HiddenFiles
-from ringfence.runtime.limits import Cancellation
+from ringfence.limits import Cancellation
 from ringfence_cli.history import recovery
 from ringfence_cli.options import BusyError, NotStartedError
 from ringfence_cli.outputs import ErrorStream, recording

@@ -19,18 +19,18 @@ from ringfence.errors import (
     WorkspaceConflictError,
     WorkspaceLockedError,
 )
+from ringfence.escapes import escape_path
 from ringfence.failures import describe_error
-from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.readable_diff import readable_patch
+from ringfence.limits import Budget, Deadline, TokenUsage
 from ringfence.participants import Change
-from ringfence.prompt.policy import Policy
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.section import MarkdownSection, Section
-from ringfence.runtime.events import ToolCallStarted, ToolInvoked, ToolOutput
-from ringfence.runtime.limits import Budget, Deadline, TokenUsage
-from ringfence.runtime.receipts import Outcome as CallOutcome
-from ringfence.runtime.receipts import Receipt, change_json
-from ringfence.runtime.session import Session
+from ringfence.receipts import Outcome as CallOutcome
+from ringfence.receipts import Receipt, change_json
+from ringfence.runtime.policy import Policy
+from ringfence.session.events import ToolCallStarted, ToolInvoked, ToolOutput
+from ringfence.session.session import Session
 from ringfence_tools.attention import Attention, attention
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.planning import Plan, PlanningStrategy, PlanningToolsSection

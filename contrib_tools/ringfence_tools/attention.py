@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ringfence.escapes import display_path
 from ringfence.filesystem.diff import moved
 from ringfence.filesystem.ignored import IgnoredPaths
-from ringfence.filesystem.paths import display_path
 from ringfence.participants import Change, FileVersion
 from ringfence_tools.printable import files_of, line_counts, plural
 

@@ -17,12 +17,13 @@ from ringfence.errors import (
     VisibilityExpansionRequired,
 )
 from ringfence.failures import describe_error
+from ringfence.limits import SHORTEST_DEADLINE, Budget, BudgetTracker, Deadline
 from ringfence.prompt.prompt import Prompt, PromptTemplate
 from ringfence.prompt.section import Section
-from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.runtime.limits import SHORTEST_DEADLINE, Budget, BudgetTracker, Deadline
-from ringfence.runtime.session import Session
-from ringfence.runtime.tool_result import ToolResult, render_value
+from ringfence.runtime.context import ToolContext
+from ringfence.runtime.tool import Tool
+from ringfence.session.session import Session
+from ringfence.session.tool_result import ToolResult, render_value
 
 MAX_TASK_CHARACTERS = 20_000
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringfence.errors import ToolValidationError
+from ringfence.escapes import display_path
 from ringfence.filesystem.patch_text import parse_patch
-from ringfence.filesystem.paths import display_path, is_link, resolve_nofollow
+from ringfence.filesystem.paths import is_link, resolve_nofollow
 from ringfence.participants import Change
-from ringfence.prompt.policy import ALLOW, BasePolicy, Hook, PolicyDecision
-from ringfence.prompt.tool import Tool, ToolContext, ToolHandler
-from ringfence.runtime.tool_result import ToolResult
+from ringfence.runtime.context import ToolContext, ToolHandler
+from ringfence.runtime.policy import ALLOW, BasePolicy, Hook, PolicyDecision
+from ringfence.runtime.tool import Tool
+from ringfence.session.tool_result import ToolResult
 from ringfence_tools.files import FileText, Move, ReadFile, Remove, WriteFile
 
 HASH_CHARACTERS = 16

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ringfence.errors import ToolValidationError
+from ringfence.escapes import display_path, escape_path
 from ringfence.filesystem.edits import replace_exact
 from ringfence.filesystem.encodings import BEGINNING_BYTES, WideEncoding, check_encoding, wide_encoding
-from ringfence.filesystem.paths import display_path, escape_path
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_WRITE_LENGTH, FileEntry, Filesystem
-from ringfence.prompt.tool import ContentOf, Itself, Tool, ToolContext, Written
-from ringfence.runtime.tool_result import ToolResult, kept_result
+from ringfence.runtime.context import ToolContext
+from ringfence.runtime.kept_results import kept_result
+from ringfence.runtime.tool import ContentOf, Itself, Tool, Written
+from ringfence.session.tool_result import ToolResult
 from ringfence_sandbox import is_output
 from ringfence_tools.handlers import (
     MAX_LISTED,

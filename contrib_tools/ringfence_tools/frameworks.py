@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.adapters.loop import tool_schema
 from ringfence.adapters.provider import package
-from ringfence.adapters.tool_executor import ToolExecutor
+from ringfence.runtime.tool_executor import ToolExecutor
 
 if TYPE_CHECKING:
     from agents import FunctionTool

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterable
 
 from ringfence.errors import ToolValidationError
+from ringfence.escapes import display_path
 from ringfence.filesystem.look_alikes import display_exactly, look_alikes
-from ringfence.filesystem.paths import display_path
 from ringfence.filesystem.protocol import MAX_TEXT_BYTES, MAX_WRITE_LENGTH, Filesystem
-from ringfence.prompt.tool import ToolContext
+from ringfence.runtime.context import ToolContext
 
 MAX_LISTED = 1_000
 """The most entries or matches in one answer."""

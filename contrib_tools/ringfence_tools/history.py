@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ringfence.errors import SectionPath, SectionVisibility, ToolValidationError
-from ringfence.filesystem.paths import display_path
+from ringfence.escapes import display_path
 from ringfence.prompt.section import Section
-from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.runtime.session import Session
-from ringfence.runtime.tool_result import ToolResult
+from ringfence.runtime.context import ToolContext
+from ringfence.runtime.tool import Tool
+from ringfence.session.session import Session
+from ringfence.session.tool_result import ToolResult
 from ringfence_sandbox import LogEntry, Reversal, ReversalOutcome, Workspace
 from ringfence_tools.handlers import MAX_LISTED, Unrendered, answer_room
 from ringfence_tools.printable import one_line, plural

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from ringfence.errors import ToolValidationError
+from ringfence.escapes import escape_path
 from ringfence.filesystem.memory import InMemoryFilesystem
-from ringfence.filesystem.paths import escape_path, normalise
+from ringfence.filesystem.paths import normalise
 from ringfence_sandbox import Repository, unfinished_calls
 from ringfence_tools.contents import Contents, Entry, LeftOut, directories_above
 from ringfence_tools.host_files import collect_directory, collect_file, is_within

@@ -16,10 +16,10 @@ from typing import Any, cast
 
 from ringfence.errors import PromptValidationError
 from ringfence.failures import describe_error, place_in
-from ringfence.prompt.policy import Policy, check_policy
 from ringfence.prompt.section import Section
-from ringfence.prompt.tool import Tool
-from ringfence.runtime.session import Session
+from ringfence.runtime.policy import Policy, check_policy
+from ringfence.runtime.tool import Tool
+from ringfence.session.session import Session
 from ringfence_tools.agent_run import MakeSection
 from ringfence_tools.printable import why
 from ringfence_tools.spec_error import SpecError

@@ -9,12 +9,14 @@ from functools import partial
 from typing import Literal
 
 from ringfence.errors import ToolValidationError
+from ringfence.escapes import display_path, escape_path, path_message
 from ringfence.filesystem.patch import SYMLINK, FilePatch, apply_patch
 from ringfence.filesystem.patch_text import parse_patch
-from ringfence.filesystem.paths import directories_above, display_path, escape_path, is_link, os_error, path_message
+from ringfence.filesystem.paths import directories_above, is_link, os_error
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.tool import ContentOf, Itself, ToolContext, Written
-from ringfence.runtime.tool_result import ToolResult
+from ringfence.runtime.context import ToolContext
+from ringfence.runtime.tool import ContentOf, Itself, Written
+from ringfence.session.tool_result import ToolResult
 from ringfence_tools.handlers import FileHandlers, check_length, describe_excess_size, describe_missing, describe_twins
 from ringfence_tools.printable import plural
 

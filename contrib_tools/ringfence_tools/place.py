@@ -60,7 +60,7 @@ class Place:
 
     def unmasked(self) -> list[str]:
         """Return a line for each secret whose value is too short to be masked."""
-        from ringfence.runtime.secrets import SHORTEST  # its package is large, and no server starts with it
+        from ringfence.secrets import SHORTEST  # its package is large, and no server starts with it
 
         return [
             f"--secret {name}: its value has fewer than {SHORTEST} characters, so it is not masked"

@@ -9,11 +9,13 @@ from typing import Any, Literal, Self, get_args
 
 from ringfence.errors import SectionPath, SectionVisibility, ToolValidationError
 from ringfence.prompt.section import Section
-from ringfence.prompt.tool import Tool, ToolContext, ToolExample
-from ringfence.runtime.reducers import ReducerContext, Replace, replace_latest
-from ringfence.runtime.session import Session
-from ringfence.runtime.slices import SliceView
-from ringfence.runtime.tool_result import ToolResult
+from ringfence.runtime.context import ToolContext
+from ringfence.runtime.tool import Tool, ToolExample
+from ringfence.session.items import Replace
+from ringfence.session.reducers import ReducerContext, replace_latest
+from ringfence.session.session import Session
+from ringfence.session.tool_result import ToolResult
+from ringfence.session.views import SliceView
 from ringfence_tools.printable import plural
 
 StepStatus = Literal["pending", "in_progress", "done"]

@@ -11,8 +11,8 @@ from pathlib import Path
 from ringfence import serde
 from ringfence.errors import PromptValidationError
 from ringfence.filesystem.edits import read_host_text
-from ringfence.prompt.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
-from ringfence.prompt.policy import Policy
+from ringfence.policies.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
+from ringfence.runtime.policy import Policy
 from ringfence_tools.own_code import policy_of
 from ringfence_tools.printable import why
 from ringfence_tools.spec_error import SpecError

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from ringfence.escapes import display_path
 from ringfence.failures import describe_error, with_limit
 from ringfence.filesystem.diff import has_unknown_bytes
-from ringfence.filesystem.paths import GIT_ADVICE, directories_above, display_path
+from ringfence.filesystem.paths import GIT_ADVICE, directories_above
 from ringfence.participants import Change, FileVersion
-from ringfence.runtime.events import RejectedToolParams
-from ringfence.runtime.receipts import Receipt
+from ringfence.receipts import Receipt
+from ringfence.session.events import RejectedToolParams
 
 # Control characters but tab and newline; surrogates; line separators; and the invisible ones that reorder or hide what
 # stands around them, or look like nothing. The joiners (U+200C, U+200D) stay within what is not ASCII: scripts and

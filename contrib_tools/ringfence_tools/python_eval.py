@@ -17,14 +17,16 @@ from typing import Any, Literal, Self
 
 from ringfence import serde
 from ringfence.errors import SectionPath, SectionVisibility, ToolValidationError
-from ringfence.filesystem.paths import escape_path, resolve_model_path
+from ringfence.escapes import escape_path
+from ringfence.filesystem.paths import resolve_model_path
 from ringfence.filesystem.protocol import READ_ENTIRE_FILE, Filesystem, WriteMode
-from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
+from ringfence.policies.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
-from ringfence.prompt.tool import Tool, ToolContext
 from ringfence.resources import Binding, ResourceRegistry
-from ringfence.runtime.session import Session
-from ringfence.runtime.tool_result import ToolResult
+from ringfence.runtime.context import ToolContext
+from ringfence.runtime.tool import Tool
+from ringfence.session.session import Session
+from ringfence.session.tool_result import ToolResult
 from ringfence_tools.handlers import check_length
 from ringfence_tools.python_evaluator import MEMORY_BYTES
 

@@ -26,11 +26,11 @@ from markupsafe import Markup, escape
 
 from ringfence import serde
 from ringfence.adapters.model import ModelTurn
-from ringfence.filesystem.paths import display_path, escape_path
+from ringfence.escapes import display_path, escape_path
+from ringfence.limits import utc_now
 from ringfence.participants import Change, FileVersion
-from ringfence.runtime.events import RejectedToolParams
-from ringfence.runtime.limits import utc_now
-from ringfence.runtime.receipts import PolicyVerdict, Receipt
+from ringfence.receipts import PolicyVerdict, Receipt
+from ringfence.session.events import RejectedToolParams
 from ringfence_tools.agent_run import RunOutcome, RunStats, RunWatcher
 from ringfence_tools.attention import Moved, with_moves
 from ringfence_tools.planning import Plan

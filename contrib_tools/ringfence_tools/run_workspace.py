@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ringfence.errors import ToolValidationError
+from ringfence.escapes import escape_path
 from ringfence.filesystem.diff import patch_of
 from ringfence.filesystem.hidden import HiddenFiles, HidesFiles
 from ringfence.filesystem.ignored import IGNORE_FILE, IgnoredPaths
@@ -22,18 +23,18 @@ from ringfence.filesystem.paths import (
     GIT_ADVICE,
     check_names_are_utf8,
     directories_above,
-    escape_path,
     resolve_model_path,
     resolve_nofollow,
 )
 from ringfence.filesystem.protocol import Filesystem, GlobMatch
 from ringfence.participants import Change, Step
-from ringfence.prompt.effects import HiddenFilesPolicy, git_refusal
-from ringfence.prompt.policy import BasePolicy, PolicyDecision
+from ringfence.policies.effects import HiddenFilesPolicy, git_refusal
 from ringfence.prompt.section import Section
-from ringfence.prompt.tool import Itself, Tool, ToolContext
-from ringfence.runtime.secrets import Secrets
-from ringfence.runtime.session import Session
+from ringfence.runtime.context import ToolContext
+from ringfence.runtime.policy import BasePolicy, PolicyDecision
+from ringfence.runtime.tool import Itself, Tool
+from ringfence.secrets import Secrets
+from ringfence.session.session import Session
 from ringfence_sandbox import HostFilesystem, OwnChanges, Repository, Workspace
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.mounts import HostMount, mount_all

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ringfence.errors import ToolValidationError
+from ringfence.escapes import display_path, escape_path, escape_text
 from ringfence.filesystem.ignored import IgnoredPaths, InRepository, Rules, is_ignored
-from ringfence.filesystem.paths import display_path, escape_path, escape_text
 from ringfence.filesystem.protocol import MAX_GREP_MATCHES, Filesystem, GrepMatch
 from ringfence.filesystem.search import ALTERNATIVES, LITERALLY, path_filter
-from ringfence.prompt.tool import ToolContext
-from ringfence.runtime.tool_result import ToolResult
+from ringfence.runtime.context import ToolContext
+from ringfence.session.tool_result import ToolResult
 from ringfence_tools.handlers import (
     MAX_LISTED,
     PATH_ERRORS,

@@ -7,15 +7,15 @@ from os import PathLike
 from typing import Any, Self
 
 from ringfence.errors import PromptValidationError, SectionPath, SectionVisibility
+from ringfence.escapes import escape_path
 from ringfence.filesystem.memory import InMemoryFilesystem
-from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import BasePolicy, Policy
-from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
+from ringfence.policies.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
-from ringfence.prompt.tool import Tool
 from ringfence.resources import Binding, ResourceRegistry
-from ringfence.runtime.session import Session
+from ringfence.runtime.policy import BasePolicy, Policy
+from ringfence.runtime.tool import Tool
+from ringfence.session.session import Session
 from ringfence_tools.expected_hash import ExpectedHashPolicy, expecting
 from ringfence_tools.files import file_tools
 from ringfence_tools.mounts import HostMount, HostMountPreview, mount_all

@@ -14,18 +14,20 @@ from ringfence.errors import (
     SectionVisibility,
     ToolValidationError,
 )
-from ringfence.filesystem.paths import escape_path, resolve_model_path
+from ringfence.escapes import escape_path
+from ringfence.filesystem.paths import resolve_model_path
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change
-from ringfence.prompt.policy import ToolPolicy
-from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
+from ringfence.policies.read_before_write import ReadBeforeWritePolicy
 from ringfence.prompt.section import Section
-from ringfence.prompt.tool import Tool, ToolContext
+from ringfence.receipts import HostTraffic
 from ringfence.resources import Binding, ResourceRegistry
-from ringfence.runtime.events import ToolOutput
-from ringfence.runtime.receipts import HostTraffic
-from ringfence.runtime.session import Session
-from ringfence.runtime.tool_result import ToolResult
+from ringfence.runtime.context import ToolContext
+from ringfence.runtime.policy import ToolPolicy
+from ringfence.runtime.tool import Tool
+from ringfence.session.events import ToolOutput
+from ringfence.session.session import Session
+from ringfence.session.tool_result import ToolResult
 from ringfence_sandbox import CommandResult, Network, PodmanSandbox, SandboxLimits, ShellEnvironment, allowed_hosts
 from ringfence_tools.handlers import check_length
 from ringfence_tools.sections import CHANGING, FAILING, FINDING, READING_FIRST, governed_tools
@@ -100,7 +102,7 @@ def _check_variables(env: Mapping[str, str]) -> None:
 @dataclass(frozen=True, slots=True)
 class ChangedPath:
     path: str
-    """As `ringfence.filesystem.paths.escape_path` has it; empty for the root."""
+    """As `ringfence.escapes.escape_path` has it; empty for the root."""
     kind: Literal["created", "modified", "deleted"]
 
 

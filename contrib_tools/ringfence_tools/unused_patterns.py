@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from ringfence.escapes import display_path
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.path_patterns import covering, covering_any_case
-from ringfence.filesystem.paths import display_path
-from ringfence.prompt.approval import COMMANDS, WRITES, ApprovalPolicy
-from ringfence.prompt.effects import PathPolicy, RequireCleanTestsPolicy
-from ringfence.prompt.policy import Policy
-from ringfence.prompt.tool import TOOL_NAME
+from ringfence.policies.approval import COMMANDS, WRITES, ApprovalPolicy
+from ringfence.policies.effects import PathPolicy, RequireCleanTestsPolicy
+from ringfence.runtime.policy import Policy
+from ringfence.runtime.tool import TOOL_NAME
 from ringfence_tools.printable import one_line
 
 MOST_PATHS = 20_000

@@ -11,7 +11,7 @@ from ringfence.errors import WorkspaceConflictError
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.participants import Change, Step
-from ringfence.runtime.session import Session
+from ringfence.session.session import Session
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools.host_files import target_within
 

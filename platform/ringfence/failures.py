@@ -7,7 +7,7 @@ import os
 import traceback
 from typing import cast
 
-from ringfence.filesystem.paths import escape_path, escape_text, path_message
+from ringfence.escapes import escape_path, escape_text, path_message
 
 MESSAGES: tuple[tuple[type[BaseException], str], ...] = (
     (FileNotFoundError, "there is no such file or directory"),

@@ -465,3 +465,15 @@ def participant_of(value: object) -> Transactional | None:
         if participant is None:
             participant = _of_resource[id(value)] = SnapshotParticipant(value)  # pyright: ignore[reportArgumentType]
         return participant
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenContent:
+    """A hidden file of a filesystem, for a host that masks what it contains.
+
+    ``head`` is no more than its first bytes. ``public`` is the content of published samples beside it.
+    """
+
+    path: str
+    head: bytes
+    public: bytes = b""

@@ -46,8 +46,27 @@ _READERS: dict[str, Callable[[Any], object]] = {
 }
 
 
+MOVED = {
+    "ringfence.prompt.policy": "ringfence.runtime.policy",
+    "ringfence.runtime.events": "ringfence.session.events",
+    "ringfence.runtime.limits": "ringfence.limits",
+    "ringfence.runtime.receipts": "ringfence.receipts",
+    "ringfence.runtime.reducers": "ringfence.session.visibility",
+    "ringfence.runtime.tool_result": "ringfence.session.tool_result",
+}
+"""Where a module of earlier versions, or a type of one (``module:name``), is now: what they wrote can be read still."""
+
+
 def type_id(kind: type[Any]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def known_type(name: str, types: Mapping[str, type[Any]]) -> type[Any] | None:
+    """The type with this `type_id`, or with the one that it had in an earlier version."""
+    if name in types:
+        return types[name]
+    module, _, qualname = name.partition(":")
+    return types.get(MOVED.get(name, f"{MOVED.get(module, module)}:{qualname}"))
 
 
 def encode(value: Any, depth: int = 0) -> Any:
@@ -121,7 +140,7 @@ def decode(data: Any, types: Mapping[str, type[Any]]) -> Any:
 
 
 def _known(name: object, types: Mapping[str, type[Any]], base: type[Any] | None) -> Any:
-    kind = types.get(str(name))
+    kind = known_type(str(name), types)
     if kind is None or (base is not None and not issubclass(kind, base)) or (base is None and not is_dataclass(kind)):
         raise ValueError(f"the type {name} is not known here, or two types have this name")
     return kind

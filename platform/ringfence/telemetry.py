@@ -18,11 +18,11 @@ from typing import Any
 from ringfence import serde
 from ringfence.adapters.model import EvaluationEnded, EvaluationStarted, ModelAnswered, ModelRequested, Turn
 from ringfence.extras import missing
-from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
-from ringfence.runtime.limits import TokenUsage
-from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.session import Session
-from ringfence.runtime.tool_result import sendable
+from ringfence.limits import TokenUsage
+from ringfence.receipts import Receipt
+from ringfence.session.events import RejectedToolParams, ToolCallStarted, ToolInvoked
+from ringfence.session.session import Session
+from ringfence.session.tool_result import sendable
 
 try:
     from opentelemetry import metrics, trace

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ringfence.errors import SandboxUnavailableError, TransactionError
-from ringfence.filesystem.paths import escape_path, normalise, os_error
+from ringfence.escapes import escape_path
+from ringfence.filesystem.paths import normalise, os_error
+from ringfence.limits import Cancellation
 from ringfence.participants import CURRENT_CALL, CallInfo
-from ringfence.runtime.limits import Cancellation
-from ringfence.runtime.secrets import Secrets
-from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import tool_transaction
+from ringfence.secrets import Secrets
+from ringfence.session.session import Session
 from ringfence_sandbox.container.channel import Ended, ExecutorLostError
 from ringfence_sandbox.container.commands import (
     UNKNOWN,
@@ -36,18 +37,18 @@ from ringfence_sandbox.container.container import WITHOUT_COMMANDS, Container, r
 from ringfence_sandbox.container.git_directories import GitDirectories
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, build, built, existing, recipe, silent
 from ringfence_sandbox.container.isolation import WORKSPACE, Property, SandboxLimits
-from ringfence_sandbox.container.network import Network, Resolve, allowed_hosts, resolve_name
 from ringfence_sandbox.container.pipes import Stream
 from ringfence_sandbox.container.tree_mounts import mounted_in
-from ringfence_sandbox.disk.hidden_tree import Inode
-from ringfence_sandbox.host import HostFilesystem
+from ringfence_sandbox.network.network import Network, Resolve, allowed_hosts, resolve_name
 from ringfence_sandbox.project.project_image import remembered_image
-from ringfence_sandbox.workspace import Participants, Workspace
+from ringfence_workspace.host import HostFilesystem
+from ringfence_workspace.tree.hidden_tree import Inode
+from ringfence_workspace.workspace import Participants, Workspace
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from ringfence_sandbox.container.network import NetworkUse
+    from ringfence_sandbox.network.network import NetworkUse
 
 KILLED = 137
 _TAG = "shell_execute"

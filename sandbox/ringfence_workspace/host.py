@@ -64,9 +64,10 @@ from ringfence_workspace.tree.places import is_only_host_declared
 if TYPE_CHECKING:
     from typing import Self
 
-    from ringfence.filesystem.hidden import HiddenContent, HiddenFiles
+    from ringfence.filesystem.hidden import HiddenFiles
     from ringfence.filesystem.ignored import RepositoryRules
-    from ringfence.runtime.receipts import Receipt
+    from ringfence.participants import HiddenContent
+    from ringfence.receipts import Receipt
     from ringfence_workspace.history.scan import Progress, ScanLimits
     from ringfence_workspace.transaction.step_history import StepHistory
     from ringfence_workspace.tree.hidden_tree import HiddenTree

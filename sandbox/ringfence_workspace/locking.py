@@ -21,10 +21,10 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 
 from ringfence.errors import WorkspaceLockedError
-from ringfence.filesystem.paths import escape_path
-from ringfence_sandbox.disk.kernel import FORKS
-from ringfence_sandbox.disk.linked_worktrees import is_linked_worktree
-from ringfence_sandbox.disk.places import not_written
+from ringfence.escapes import escape_path
+from ringfence_workspace.tree.kernel import FORKS
+from ringfence_workspace.tree.linked_worktrees import is_linked_worktree
+from ringfence_workspace.tree.places import not_written
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 

@@ -16,27 +16,10 @@ from typing import TYPE_CHECKING, Literal
 from ringfence.errors import TransactionError
 from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.participants import Change, Step, Transactional
-from ringfence.runtime.session import Session
 from ringfence.runtime.transaction import Transaction, tool_transaction
-from ringfence_sandbox.disk.linked_worktrees import is_linked_worktree
-from ringfence_sandbox.disk.places import made_outside, store_of
-from ringfence_sandbox.history_stores import forget_temporary_stores, mark_temporary_store
-from ringfence_sandbox.host import Durability, HostFilesystem
-from ringfence_sandbox.scan.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, no_progress
-from ringfence_sandbox.steps.ignored_files import (
-    IgnoredInHistory,
-    IgnoredSince,
-    Repository,
-    file_at,
-    is_new_since,
-    on_disk,
-    typed_paths,
-)
-from ringfence_sandbox.steps.own_changes import OwnChanges, own_changes
-from ringfence_sandbox.steps.step_history import StepHistory
-from ringfence_sandbox.steps.undo_plan import DROPPED, NOT_EMPTY, Plan, Planner, ReversalOutcome
-from ringfence_sandbox.store.commits import CommitRecord
-from ringfence_sandbox.store.history_views import (
+from ringfence.session.session import Session
+from ringfence_workspace.history.commits import CommitRecord
+from ringfence_workspace.history.history_views import (
     Export,
     LogEntry,
     ShownStep,
@@ -45,10 +28,24 @@ from ringfence_sandbox.store.history_views import (
     shown_step,
     unified,
 )
-from ringfence_sandbox.store.step_lookup import NamedStep, StepLookup, StepName, parent_of
-from ringfence_sandbox.store.store import FOLDER, Store, reporting_damage
-from ringfence_sandbox.store_roots import check_format
-from ringfence_sandbox.transaction.interrupted_calls import (
+from ringfence_workspace.history.ignored_files import (
+    IgnoredInHistory,
+    IgnoredSince,
+    Repository,
+    file_at,
+    is_new_since,
+    on_disk,
+    typed_paths,
+)
+from ringfence_workspace.history.own_changes import OwnChanges, own_changes
+from ringfence_workspace.history.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, no_progress
+from ringfence_workspace.history.step_lookup import NamedStep, StepLookup, StepName, parent_of
+from ringfence_workspace.history.store import FOLDER, Store, reporting_damage
+from ringfence_workspace.history.store_roots import check_format
+from ringfence_workspace.history.undo_plan import DROPPED, NOT_EMPTY, Plan, Planner, ReversalOutcome
+from ringfence_workspace.host import Durability, HostFilesystem
+from ringfence_workspace.stores import forget_temporary_stores, mark_temporary_store
+from ringfence_workspace.transaction.interrupted_calls import (
     KilledCall,
     UnfinishedCall,
     forget_killed,
@@ -56,13 +53,16 @@ from ringfence_sandbox.transaction.interrupted_calls import (
     unfinished_call,
     with_those_above,
 )
-from ringfence_sandbox.tree_writer import TreeWriter
+from ringfence_workspace.transaction.step_history import StepHistory
+from ringfence_workspace.transaction.tree_writer import TreeWriter
+from ringfence_workspace.tree.linked_worktrees import is_linked_worktree
+from ringfence_workspace.tree.places import made_outside, store_of
 
 if TYPE_CHECKING:
     from typing import Self
 
     from ringfence.filesystem.hidden import HiddenFiles
-    from ringfence_sandbox.transaction.recovery import Recovered
+    from ringfence_workspace.transaction.recovery import Recovered
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from ringfence import Prompt, PromptTemplate
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import HiddenFiles
 from ringfence.runtime import Cancellation, Session, ToolCallStarted, ToolInvoked
-from ringfence.runtime.events import ToolOutput
+from ringfence.session.events import ToolOutput
 from ringfence_cli.resume import record_of
 from ringfence_cli.serve.clients import Client
 from ringfence_cli.serve.workspaces import open_workspace

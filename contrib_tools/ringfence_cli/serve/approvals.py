@@ -22,9 +22,9 @@ from anyio.abc import TaskGroup
 from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 
-from ringfence.prompt.approval import Approval, ApprovalRequest
-from ringfence.runtime.limits import Cancellation
-from ringfence.runtime.tool_result import bounded
+from ringfence.limits import Cancellation
+from ringfence.policies.approval import Approval, ApprovalRequest
+from ringfence.session.tool_result import bounded
 from ringfence_cli.approval import question_lines
 from ringfence_cli.serve.identity import identity_of
 from ringfence_cli.serve.progress import cancel_on_disconnect, report_progress

@@ -18,17 +18,17 @@ from mcp.server.context import ServerRequestContext
 from mcp_types import CallToolResult, TextContent
 
 from ringfence import serde
-from ringfence.adapters.tool_executor import ToolCallResult, ToolExecutor
 from ringfence.errors import PromptEvaluationError
 from ringfence.failures import describe_error
+from ringfence.limits import Cancellation
 from ringfence.prompt.prompt import Prompt, PromptTemplate
-from ringfence.prompt.tool import Tool
-from ringfence.runtime.events import ToolInvoked
-from ringfence.runtime.limits import Cancellation
-from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.secrets import Secrets
-from ringfence.runtime.session import Session
-from ringfence.runtime.tool_result import bounded
+from ringfence.receipts import Receipt
+from ringfence.runtime.tool import Tool
+from ringfence.runtime.tool_executor import ToolCallResult, ToolExecutor
+from ringfence.secrets import Secrets
+from ringfence.session.events import ToolInvoked
+from ringfence.session.session import Session
+from ringfence.session.tool_result import bounded
 from ringfence_cli.serve.answers import SHOWN_BY_OTHERS
 from ringfence_cli.serve.descriptions import ITEMS, MESSAGE, is_structured
 from ringfence_cli.serve.identity import identity_of, label_of

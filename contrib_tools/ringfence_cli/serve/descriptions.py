@@ -8,7 +8,7 @@ from typing import Any, cast
 import mcp_types as types
 
 from ringfence import serde
-from ringfence.prompt.tool import Tool
+from ringfence.runtime.tool import Tool
 
 ADDITIVE = frozenset({"checkpoint"})
 """Tools that change something and remove nothing."""

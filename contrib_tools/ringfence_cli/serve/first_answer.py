@@ -64,7 +64,7 @@ def reserve_streams() -> Generator[tuple[int, int]]:
 
 def instructions_of(directory: Path) -> str:
     """Return what a client tells its model of the server."""
-    from ringfence.filesystem.paths import escape_path
+    from ringfence.escapes import escape_path
 
     return INSTRUCTIONS.format(directory=escape_path(os.path.realpath(directory)))
 

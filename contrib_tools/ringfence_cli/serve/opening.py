@@ -13,11 +13,11 @@ import click
 
 from ringfence.errors import CallCancelledError, PromptValidationError, SandboxUnavailableError
 from ringfence.failures import describe_error
-from ringfence.prompt.tool import Tool
-from ringfence.runtime.limits import Cancellation
-from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.secrets import masked_logs
-from ringfence.runtime.session import Session
+from ringfence.limits import Cancellation
+from ringfence.receipts import Receipt
+from ringfence.runtime.tool import Tool
+from ringfence.secrets import masked_logs
+from ringfence.session.session import Session
 from ringfence_cli.approval import approval_of
 from ringfence_cli.hiding import hidden_as_before
 from ringfence_cli.options import UNAVAILABLE, BusyError, NotStartedError, spec_refused

@@ -10,7 +10,7 @@ import anyio
 from mcp.server.context import ServerRequestContext
 
 if TYPE_CHECKING:
-    from ringfence.runtime.limits import Cancellation
+    from ringfence.limits import Cancellation
 
 PROGRESS_SECONDS = 1.0
 """The time between two progress notifications of a call."""

@@ -27,8 +27,8 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
+from ringfence.escapes import escape_path
 from ringfence.failures import describe_error
-from ringfence.filesystem.paths import escape_path
 from ringfence_cli.serve.answers import client_name, shown_characters
 from ringfence_cli.serve.first_answer import NAME, instructions_of, own_version
 from ringfence_cli.serve.identity import identity_of
@@ -37,10 +37,10 @@ from ringfence_cli.serve.questions import Elicitation, elicitation_of
 
 if TYPE_CHECKING:
     from ringfence.filesystem.protocol import FileEntry, Filesystem
-    from ringfence.prompt.tool import Tool
-    from ringfence.runtime.limits import Cancellation
-    from ringfence.runtime.secrets import Secrets
-    from ringfence.runtime.session import Session
+    from ringfence.limits import Cancellation
+    from ringfence.runtime.tool import Tool
+    from ringfence.secrets import Secrets
+    from ringfence.session.session import Session
     from ringfence_cli.serve.approvals import Approvals
     from ringfence_cli.serve.clients import Clients
     from ringfence_cli.serve.workspaces import ServedWorkspace
@@ -273,7 +273,7 @@ class WorkspaceServer:
     @contextmanager
     def _cancellation(self, cancellation: Cancellation | None = None) -> Generator[Cancellation]:
         """Yield the cancellation of what the block does. `stop` cancels it."""
-        from ringfence.runtime.limits import Cancellation
+        from ringfence.limits import Cancellation
 
         cancellation = cancellation or Cancellation()
         self._running.add(cancellation)

@@ -13,12 +13,13 @@ from typing import Any
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import BasePolicy, Policy, PolicyDecision
+from ringfence.limits import Cancellation
 from ringfence.prompt.section import Section
-from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.runtime.limits import Cancellation
-from ringfence.runtime.secrets import Secrets
-from ringfence.runtime.session import Session
+from ringfence.runtime.context import ToolContext
+from ringfence.runtime.policy import BasePolicy, Policy, PolicyDecision
+from ringfence.runtime.tool import Tool
+from ringfence.secrets import Secrets
+from ringfence.session.session import Session
 from ringfence_cli.history import recovery
 from ringfence_cli.outputs import left_out_lines
 from ringfence_cli.workspace import in_memory, on_disk

@@ -22,10 +22,10 @@ from ringfence.adapters.model import (
 )
 from ringfence.adapters.retry import ThrottlePolicy
 from ringfence.adapters.scripted import ScriptedAdapter
-from ringfence.adapters.tool_executor import ToolCallResult, ToolExecutor
 from ringfence.errors import ContextWindowExceededError, PromptEvaluationError, ThrottleDetails, ThrottleError
-from ringfence.prompt.tool import ProviderAdapter
-from ringfence.runtime.events import PromptResponse
+from ringfence.prompt.provider_adapter import ProviderAdapter
+from ringfence.runtime.tool_executor import ToolCallResult, ToolExecutor
+from ringfence.session.events import PromptResponse
 
 if TYPE_CHECKING:
     from ringfence.adapters.anthropic import AnthropicAdapter

@@ -21,7 +21,7 @@ from ringfence.adapters.provider import (
 )
 from ringfence.adapters.retry import CUT_OFF, AnswerError, error_of
 from ringfence.adapters.strict_schema import strict_schema
-from ringfence.runtime.limits import TokenUsage
+from ringfence.limits import TokenUsage
 
 if TYPE_CHECKING:
     import anthropic

@@ -31,7 +31,6 @@ from ringfence.adapters.model import (
     ToolChoice,
     Turn,
 )
-from ringfence.adapters.tool_executor import ToolCallResult, ToolExecutor, check_arguments
 from ringfence.adapters.written_calls import why_no_answer
 from ringfence.errors import (
     ContextWindowExceededError,
@@ -42,12 +41,7 @@ from ringfence.errors import (
     PromptEvaluationError,
     VisibilityExpansionRequired,
 )
-from ringfence.participants import current_call
-from ringfence.prompt.disclosure import OPEN_SECTIONS
-from ringfence.prompt.structured_output import parse_output
-from ringfence.prompt.tool import Tool
-from ringfence.runtime.events import PromptExecuted, PromptRendered, PromptResponse, RenderedTools, ToolSchema
-from ringfence.runtime.limits import (
+from ringfence.limits import (
     Budget,
     BudgetExceededError,
     BudgetTracker,
@@ -57,10 +51,17 @@ from ringfence.runtime.limits import (
     RunOptions,
     TokenUsage,
 )
-from ringfence.runtime.reducers import SetVisibilityOverride, VisibilityOverrides
-from ringfence.runtime.secrets import MaskedStream
-from ringfence.runtime.session import Session
-from ringfence.runtime.tool_result import sendable
+from ringfence.participants import current_call
+from ringfence.prompt.disclosure import OPEN_SECTIONS
+from ringfence.prompt.rendering import parse_output
+from ringfence.runtime.context import Rendering
+from ringfence.runtime.tool import Tool
+from ringfence.runtime.tool_executor import ToolCallResult, ToolExecutor, check_arguments
+from ringfence.secrets import MaskedStream
+from ringfence.session.events import PromptExecuted, PromptRendered, PromptResponse, RenderedTools, ToolSchema
+from ringfence.session.session import Session
+from ringfence.session.tool_result import sendable
+from ringfence.session.visibility import SetVisibilityOverride, VisibilityOverrides
 
 if TYPE_CHECKING:
     from ringfence.prompt.prompt import Prompt
@@ -91,7 +92,7 @@ NO_ANSWERS = {
 """Why a text is no final answer, and what the model is told, by what the text is."""
 
 
-def tool_schema(tool: Tool[Any, Any], rendered: RenderedPrompt[Any]) -> ToolSchema:
+def tool_schema(tool: Tool[Any, Any], rendered: Rendering) -> ToolSchema:
     """The schema of a tool as the model sees it, with the descriptions of the rendered prompt."""
     parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
     if tool.params_type is not None:
@@ -225,7 +226,7 @@ class _Evaluation(Generic[OutputT]):
         """Render the prompt with the current state of the session, and offer the tools of the rendering."""
         prompt, session, options = self.prompt, self.session, self.options
         deadline = self.nearest_deadline()
-        self.rendered = replace(prompt.render(session=session), deadline=deadline)
+        self.rendered = prompt.render(session=session, deadline=deadline)
         if session.secrets:
             self.rendered = replace(self.rendered, text=session.secrets.mask(self.rendered.text))
         self.executor = ToolExecutor(

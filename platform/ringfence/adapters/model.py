@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from ringfence.runtime.events import ToolSchema
-from ringfence.runtime.limits import Deadline, RunContext, TokenUsage, utc_now
+from ringfence.limits import Deadline, RunContext, TokenUsage, utc_now
+from ringfence.session.events import ToolSchema
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from ringfence.adapters.provider import (
     schema_in_words,
 )
 from ringfence.adapters.retry import CUT_OFF, AnswerError, error_of
-from ringfence.runtime.events import ToolSchema
-from ringfence.runtime.limits import TokenUsage
+from ringfence.limits import TokenUsage
+from ringfence.session.events import ToolSchema
 
 if TYPE_CHECKING:
     import openai

@@ -20,8 +20,8 @@ from ringfence.adapters.model import Request, ToolCall, ToolChoice, Turn
 from ringfence.adapters.retry import ThrottlePolicy, retry
 from ringfence.adapters.strict_schema import strict_schema
 from ringfence.extras import missing
-from ringfence.runtime.limits import Deadline
-from ringfence.runtime.tool_result import sendable
+from ringfence.limits import Deadline
+from ringfence.session.tool_result import sendable
 
 OPENING = "Begin."
 """The first message of the user. Providers and chat templates require one, and the prompt is the system message."""

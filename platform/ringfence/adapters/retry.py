@@ -24,7 +24,7 @@ from ringfence.errors import (
     ThrottleError,
     ThrottleKind,
 )
-from ringfence.runtime.limits import utc_now
+from ringfence.limits import utc_now
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.model import Message, Request, ToolCall, Turn
 from ringfence.errors import PromptEvaluationError, format_error
 from ringfence.filesystem.edits import read_host_text
-from ringfence.runtime.events import ToolSchema
-from ringfence.runtime.limits import TokenUsage
+from ringfence.limits import TokenUsage
+from ringfence.session.events import ToolSchema
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from functools import lru_cache
 from itertools import accumulate, islice
 from pathlib import Path
 
+from ringfence.escapes import escape_path
 from ringfence.filesystem.encodings import as_utf8, from_utf8, is_foreign
 from ringfence.filesystem.near_misses import MAX_COUNTED, NearMisses, find_places
-from ringfence.filesystem.paths import escape_path
 from ringfence.filesystem.protocol import DEFAULT_READ_LIMIT, MAX_TEXT_BYTES, READ_ENTIRE_FILE
 
 MAX_LISTED = 20

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Literal, Protocol, runtime_checkable
 
 from ringfence.filesystem.path_patterns import Matches, covering_any_case, folded
+from ringfence.participants import HiddenContent
 
 HIDDEN = (".env", ".env.*", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519")
 """Patterns of the names of files that are hidden unless somebody wants them shown."""
@@ -69,18 +70,6 @@ class HiddenFiles:
             return False
         kind = _usual_kind(path.rpartition("/")[2])
         return kind == "hidden" or (kind == "key" and PRIVATE_KEY in head())
-
-
-@dataclass(frozen=True, slots=True)
-class HiddenContent:
-    """A hidden file for a host that masks what it contains.
-
-    ``head`` is at most its first `HEAD_BYTES`. ``public`` is the content of the `SAMPLES` beside it.
-    """
-
-    path: str
-    head: bytes
-    public: bytes = b""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from contextlib import suppress
 
-from ringfence.filesystem.paths import escape_path
+from ringfence.escapes import escape_path
 from ringfence.filesystem.protocol import Filesystem
 
 _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}

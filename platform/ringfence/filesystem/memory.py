@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import SnapshotRestoreError
 from ringfence.filesystem.edits import line_window
-from ringfence.filesystem.hidden import HiddenContent, HiddenFiles, hidden_error
+from ringfence.filesystem.hidden import HiddenFiles, hidden_error
 from ringfence.filesystem.ignored import RepositoryRules
 from ringfence.filesystem.paths import (
     below_root,
@@ -48,6 +48,7 @@ from ringfence.participants import (
     CallLock,
     Change,
     Contents,
+    HiddenContent,
     RollbackReport,
     Step,
     Transactional,

@@ -11,8 +11,9 @@ from operator import attrgetter, methodcaller
 from time import perf_counter
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
+from ringfence.escapes import escape_path
 from ringfence.filesystem.encodings import BEGINNING_BYTES, as_utf8
-from ringfence.filesystem.paths import escape_path, one_encoding
+from ringfence.filesystem.paths import one_encoding
 from ringfence.filesystem.protocol import MAX_GREP_MATCHES, GlobMatch, GrepMatch
 
 DirectoryT = TypeVar("DirectoryT")

@@ -10,16 +10,16 @@ from ringfence.errors import (
     ToolValidationError,
     VisibilityExpansionRequired,
 )
-from ringfence.prompt.approval import Approval, ApprovalPolicy, ApprovalRequest
-from ringfence.prompt.effects import (
+from ringfence.policies.approval import Approval, ApprovalPolicy, ApprovalRequest
+from ringfence.policies.effects import (
     DeletionLimitPolicy,
     HiddenFilesPolicy,
     PathPolicy,
     ProtectedFilesPolicy,
     RequireCleanTestsPolicy,
 )
-from ringfence.prompt.overrides import (
-    LocalPromptOverridesStore,
+from ringfence.policies.read_before_write import ReadBeforeWritePolicy
+from ringfence.prompt.descriptor import (
     PromptDescriptor,
     PromptOverride,
     PromptOverridesStore,
@@ -27,7 +27,12 @@ from ringfence.prompt.overrides import (
     ToolDescriptor,
     ToolOverride,
 )
-from ringfence.prompt.policy import (
+from ringfence.prompt.overrides import LocalPromptOverridesStore
+from ringfence.prompt.prompt import Prompt, PromptTemplate
+from ringfence.prompt.rendering import RenderedPrompt
+from ringfence.prompt.section import MarkdownSection, Section, SectionOverride, ToolsSection
+from ringfence.runtime.context import ToolContext, ToolHandler
+from ringfence.runtime.policy import (
     BasePolicy,
     EffectPolicy,
     PolicyDecision,
@@ -35,12 +40,8 @@ from ringfence.prompt.policy import (
     SequentialDependencyPolicy,
     ToolPolicy,
 )
-from ringfence.prompt.prompt import Prompt, PromptTemplate
-from ringfence.prompt.read_before_write import ReadBeforeWritePolicy
-from ringfence.prompt.rendering import RenderedPrompt
-from ringfence.prompt.section import MarkdownSection, Section, SectionOverride, ToolsSection
-from ringfence.prompt.tool import ContentOf, Itself, Tool, ToolContext, ToolExample, ToolHandler
-from ringfence.runtime.tool_result import ToolRenderableResult, ToolResult
+from ringfence.runtime.tool import ContentOf, Itself, Tool, ToolExample
+from ringfence.session.tool_result import ToolRenderableResult, ToolResult
 
 __all__ = [
     "Approval",

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ringfence.errors import SectionPath, SectionVisibility, ToolValidationError, VisibilityExpansionRequired
-from ringfence.prompt.tool import Tool, ToolContext
-from ringfence.runtime.tool_result import ToolResult
+from ringfence.runtime.context import ToolContext
+from ringfence.runtime.tool import OPEN_SECTIONS, Tool
+from ringfence.session.tool_result import ToolResult
 
 if TYPE_CHECKING:
-    from ringfence.prompt.rendering import SectionLocation
+    from ringfence.prompt.location import SectionLocation
+    from ringfence.session.session import Session
 
 MAX_LISTED_KEYS = 20
-OPEN_SECTIONS = "open_sections"
 READ_SECTION = "read_section"
 RESERVED_TOOL_NAMES = frozenset({OPEN_SECTIONS, READ_SECTION})
+
+
+class LocatesSections(Protocol):
+    """A prompt, as far as its sections go."""
+
+    def locate_sections(self, *, session: Session | None = None) -> Sequence[SectionLocation]: ...
+    def render_section(self, location: SectionLocation, *, session: Session | None = None) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,8 @@ def read_section(params: ReadSection, *, context: ToolContext) -> ToolResult[Sec
     hidden = [location for location, summarised in _find(params.section_key, context) if summarised]
     if not hidden:
         raise ToolValidationError(f"{params.section_key} is not summarised: it is in the instructions")
-    texts = [context.prompt.render_section(location, session=context.session) for location in hidden]
+    prompt = _sections_of(context)
+    texts = [prompt.render_section(location, session=context.session) for location in hidden]
     return ToolResult.ok(SectionText("\n\n".join(texts)), f"section {params.section_key}")
 
 
@@ -91,13 +100,17 @@ def _find(key: str, context: ToolContext) -> list[_Found]:
 
     Raises ToolValidationError for a key that no section has.
     """
-    every = list(_walk(context.prompt.locate_sections(session=context.session)))
+    every = list(_walk(_sections_of(context).locate_sections(session=context.session)))
     wanted = key.strip().strip("`\"'").lower()
     if found := [one for one in every if _key(one[0]) == wanted]:
         return found
     hidden = [_key(location) for location, summarised in every if summarised]
     names = ", ".join(hidden[:MAX_LISTED_KEYS]) or "none"
     raise ToolValidationError(f"there is no section {key!r}; summarised are: {names}")
+
+
+def _sections_of(context: ToolContext) -> LocatesSections:
+    return cast("LocatesSections", context.prompt)
 
 
 def _walk(locations: Iterable[SectionLocation], above: tuple[SectionPath, ...] = ()) -> Iterator[_Found]:

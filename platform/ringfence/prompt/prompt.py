@@ -14,8 +14,7 @@ from typing_extensions import TypeVar
 
 from ringfence.errors import PromptValidationError, SectionPath, SectionVisibility
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES
-from ringfence.prompt.overrides import (
+from ringfence.prompt.descriptor import (
     LATEST,
     PromptDescriptor,
     PromptOverride,
@@ -23,26 +22,21 @@ from ringfence.prompt.overrides import (
     apply_overrides,
     describe_prompt,
 )
-from ringfence.prompt.policy import BasePolicy, check_policy, observes_all_tools
-from ringfence.prompt.rendering import (
-    RenderedPrompt,
-    SectionLocation,
-    SectionParams,
-    is_surely_disabled,
-    locate_sections,
-    render,
-    render_text,
-)
+from ringfence.prompt.disclosure import RESERVED_TOOL_NAMES
+from ringfence.prompt.location import SectionLocation, SectionParams, is_surely_disabled, locate_sections
+from ringfence.prompt.rendering import RenderedPrompt, render, render_text
 from ringfence.prompt.section import Section, SectionNode, collect_tools, place_sections
 from ringfence.prompt.structured_output import StructuredOutput
-from ringfence.prompt.type_arguments import TypeArguments
 from ringfence.resources import ResourceContext, ResourceRegistry, ResourceType
+from ringfence.runtime.policy import BasePolicy, check_policy, observes_all_tools
+from ringfence.runtime.type_arguments import TypeArguments
 
 if TYPE_CHECKING:
+    from ringfence.limits import Deadline
     from ringfence.participants import Snapshotable, Transactional
-    from ringfence.prompt.policy import Policy
-    from ringfence.prompt.tool import Tool
-    from ringfence.runtime.session import Session
+    from ringfence.runtime.policy import Policy
+    from ringfence.runtime.tool import Tool
+    from ringfence.session.session import Session
 
 OutputT = TypeVar("OutputT", default=None)
 SectionT = TypeVar("SectionT", bound=Section[Any])
@@ -105,9 +99,13 @@ class PromptTemplate(TypeArguments, Generic[OutputT]):
             if isinstance(policy, BasePolicy):
                 policy.validate(frozenset(tools))
 
-    @cached_property
+    @property
     def descriptor(self) -> PromptDescriptor:
         """The texts of the prompt that overrides can replace."""
+        return self._descriptor
+
+    @cached_property
+    def _descriptor(self) -> PromptDescriptor:
         return describe_prompt(self.ns, self.key, self.walk())
 
     def walk(self) -> Iterator[SectionNode]:
@@ -303,15 +301,15 @@ class Prompt(TypeArguments, Generic[OutputT]):
         self._bound |= values
         return self
 
-    def render(self, *, session: Session | None = None) -> RenderedPrompt[OutputT]:
-        """Render the current text and tools, without side effects.
+    def render(self, *, session: Session | None = None, deadline: Deadline | None = None) -> RenderedPrompt[OutputT]:
+        """Render the current text and tools, without side effects. ``deadline`` is that of the evaluation.
 
         Raises:
             PromptRenderError: params that are missing, a section's own code that raised, a template that does not fit.
             PromptValidationError: a section is to be summarised and has no summary.
             PromptOverridesError: the store cannot be read.
         """
-        return render(self.locate_sections(session=session), self.template, session)
+        return render(self.locate_sections(session=session), self.template, session, deadline)
 
     def render_section(self, location: SectionLocation, *, session: Session | None = None) -> str:
         """One section in full, and below it the enabled ones at their own visibility."""

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypedDict
 from typing_extensions import TypeVar, Unpack
 
 from ringfence.errors import PromptRenderError, PromptValidationError, SectionPath, SectionVisibility
-from ringfence.prompt.policy import check_policy
-from ringfence.prompt.tool import Tool
-from ringfence.prompt.type_arguments import TypeArguments
 from ringfence.resources import ResourceRegistry
-from ringfence.runtime.reducers import VisibilityOverrides
+from ringfence.runtime.policy import check_policy
+from ringfence.runtime.tool import Tool
+from ringfence.runtime.type_arguments import TypeArguments
+from ringfence.session.visibility import VisibilityOverrides
 
 if TYPE_CHECKING:
-    from ringfence.prompt.policy import Policy
-    from ringfence.runtime.session import Session
+    from ringfence.runtime.policy import Policy
+    from ringfence.session.session import Session
 
 ParamsT = TypeVar("ParamsT", default=None)
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin
+from typing import Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin
 
 from ringfence import serde
 from ringfence.errors import OutputParseError, PromptValidationError
 from ringfence.serde import STRICT_JSON
-
-if TYPE_CHECKING:
-    from ringfence.prompt.rendering import RenderedPrompt
 
 OutputT = TypeVar("OutputT")
 
@@ -139,18 +136,6 @@ class StructuredOutput:
 
     def _refuse(self, message: str, cause: BaseException | None = None) -> NoReturn:
         raise OutputParseError(message, dataclass_type=self.dataclass_type) from cause
-
-
-def parse_output(rendered: RenderedPrompt[OutputT], text: str, *, parsed: object = None) -> OutputT:
-    """The value of a model's final answer to `rendered`; ``parsed`` is the JSON value where the provider decoded it.
-
-    Raises:
-        OutputParseError: the answer does not fit, or the prompt declares no output type.
-    """
-    output = rendered.structured_output
-    if output is None:
-        raise OutputParseError("the prompt declares no output type, its answer is text")
-    return output.parse(text) if parsed is None else output.parse_value(parsed)
 
 
 def is_dataclass_type(kind: object) -> bool:

@@ -6,7 +6,21 @@ from ringfence.errors import (
     SnapshotRestoreError,
     TransactionError,
 )
-from ringfence.runtime.events import (
+from ringfence.limits import (
+    Budget,
+    BudgetExceededError,
+    BudgetTracker,
+    Cancellation,
+    Deadline,
+    Heartbeat,
+    RunContext,
+    RunOptions,
+    TokenUsage,
+)
+from ringfence.receipts import HostTraffic, PolicyVerdict, Receipt, final_receipts
+from ringfence.runtime.transaction import Transaction, create_snapshot, restore_snapshot, tool_transaction
+from ringfence.secrets import MaskedStream, Secrets, masked_logs
+from ringfence.session.events import (
     Dispatcher,
     DispatchResult,
     HandlerFailure,
@@ -20,40 +34,18 @@ from ringfence.runtime.events import (
     ToolOutput,
     ToolSchema,
 )
-from ringfence.runtime.limits import (
-    Budget,
-    BudgetExceededError,
-    BudgetTracker,
-    Cancellation,
-    Deadline,
-    Heartbeat,
-    RunContext,
-    RunOptions,
-    TokenUsage,
-)
-from ringfence.runtime.receipts import HostTraffic, PolicyVerdict, Receipt, final_receipts
-from ringfence.runtime.reducers import (
-    Append,
-    Clear,
+from ringfence.session.items import Append, Clear, Extend, Replace, SliceOp
+from ringfence.session.reducers import ReducerContext, append_all, reducer, replace_latest, replace_latest_by, upsert_by
+from ringfence.session.session import Session
+from ringfence.session.slices import SlicePolicy
+from ringfence.session.snapshots import CompositeSnapshot, Snapshot, SnapshotMetadata
+from ringfence.session.views import SessionView, SliceView
+from ringfence.session.visibility import (
     ClearAllVisibilityOverrides,
     ClearVisibilityOverride,
-    Extend,
-    ReducerContext,
-    Replace,
     SetVisibilityOverride,
-    SliceOp,
     VisibilityOverrides,
-    append_all,
-    reducer,
-    replace_latest,
-    replace_latest_by,
-    upsert_by,
 )
-from ringfence.runtime.secrets import MaskedStream, Secrets, masked_logs
-from ringfence.runtime.session import Session, SessionView
-from ringfence.runtime.slices import SlicePolicy, SliceView
-from ringfence.runtime.snapshots import CompositeSnapshot, Snapshot, SnapshotMetadata
-from ringfence.runtime.transaction import Transaction, create_snapshot, restore_snapshot, tool_transaction
 
 __all__ = [
     "Append",

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 from ringfence.errors import CallEndedError, RestoreFailedError, SnapshotRestoreError, TransactionError
+from ringfence.limits import utc_now
 from ringfence.participants import (
     CLEAN,
     CallInfo,
@@ -30,12 +31,11 @@ from ringfence.participants import (
     set_current_call,
     sort_participants,
 )
+from ringfence.receipts import Outcome, Receipt
 from ringfence.resources import ResourceType
 from ringfence.runtime.interrupts import Interrupts
-from ringfence.runtime.limits import utc_now
-from ringfence.runtime.receipts import Outcome, Receipt
-from ringfence.runtime.session import Session
-from ringfence.runtime.snapshots import CompositeSnapshot, SnapshotMetadata
+from ringfence.session.session import Session
+from ringfence.session.snapshots import CompositeSnapshot, SnapshotMetadata
 
 ResourceT = TypeVar("ResourceT")
 

@@ -12,14 +12,16 @@ from ringfence.adapters.model import ModelTurn
 from ringfence.errors import PromptEvaluationError
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.protocol import Filesystem
+from ringfence.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
 from ringfence.prompt.prompt import Prompt, PromptTemplate
+from ringfence.prompt.provider_adapter import ProviderAdapter
 from ringfence.prompt.section import MarkdownSection
-from ringfence.prompt.tool import ProviderAdapter, Tool, ToolContext, ToolExample
-from ringfence.runtime.events import PromptExecuted, PromptResponse, ToolInvoked
-from ringfence.runtime.limits import Budget, BudgetTracker, Deadline, Heartbeat, TokenUsage
-from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.session import Session
-from ringfence.runtime.tool_result import ToolResult
+from ringfence.receipts import Receipt
+from ringfence.runtime.context import ToolContext
+from ringfence.runtime.tool import Tool, ToolExample
+from ringfence.session.events import PromptExecuted, PromptResponse, ToolInvoked
+from ringfence.session.session import Session
+from ringfence.session.tool_result import ToolResult
 
 Turns = Sequence[Mapping[str, Any]]
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from ringfence.participants import CallInfo, Change, Mark, RollbackReport, Step, Transactional, participant_of
-from ringfence.runtime.receipts import Receipt
+from ringfence.receipts import Receipt
 
 
 class HeldCall(CallInfo):

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeAlias, cast
 
-from ringfence.runtime.limits import Cancellation
-from ringfence.runtime.secrets import MaskedStream, Secrets
+from ringfence.limits import Cancellation
+from ringfence.secrets import MaskedStream, Secrets
 from ringfence_sandbox.container.channel import Ended
 from ringfence_sandbox.container.executor import REPORT
 from ringfence_sandbox.container.isolation import WORKSPACE, SandboxLimits

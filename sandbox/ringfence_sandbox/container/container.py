@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from podman.errors import APIError
 
 from ringfence.errors import SandboxUnavailableError
+from ringfence.escapes import escape_path
 from ringfence.failures import describe_error
 from ringfence.filesystem.hidden import HiddenFiles
-from ringfence.filesystem.paths import directories_above, escape_path
+from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
 from ringfence_sandbox.container.channel import SOCKET_NAME, Ended, ExecutorLostError, Listener
 from ringfence_sandbox.container.connection import UNREADABLE, Connection
@@ -41,15 +42,15 @@ from ringfence_sandbox.container.isolation import (
     system,
     verified,
 )
-from ringfence_sandbox.container.network import AllowedHosts, Network, Resolve, allowed_hosts, resolve_name
 from ringfence_sandbox.container.tree_mounts import cover, git_mounts, mounted_in, searchable, show, show_worktree
 from ringfence_sandbox.container.users import mapped_for_owner
-from ringfence_sandbox.disk.call_process import OWNER_LABEL, CallProcess, is_orphan, own_label
-from ringfence_sandbox.disk.hidden_tree import MANY, Inode
-from ringfence_sandbox.disk.places import podman_directory, write_once
+from ringfence_sandbox.network.network import AllowedHosts, Network, Resolve, allowed_hosts, resolve_name
+from ringfence_workspace.call_process import OWNER_LABEL, CallProcess, is_orphan, own_label
+from ringfence_workspace.tree.hidden_tree import MANY, Inode
+from ringfence_workspace.tree.places import podman_directory, write_once
 
 if TYPE_CHECKING:
-    from ringfence_sandbox.container.proxy import Proxy
+    from ringfence_sandbox.network.proxy import Proxy
 
 WORKSPACE_LABEL = "io.ringfence.workspace"
 _CONNECT_SECONDS = 20.0
@@ -273,7 +274,7 @@ class Container:
             started = make(lent)
         try:
             if started.channel.listener is not None:
-                from ringfence_sandbox.container.proxy import Proxy
+                from ringfence_sandbox.network.proxy import Proxy
 
                 allowed = AllowedHosts.parse(network)
                 started.proxy = Proxy(started.channel.listener, allowed, resolve, started.process.pid)

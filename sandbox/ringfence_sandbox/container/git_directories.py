@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ringfence.escapes import escape_path
 from ringfence.filesystem.hidden import HEAD_BYTES, HiddenFiles
-from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.container.isolation import WORKSPACE
-from ringfence_sandbox.steps.ignored_files import GIT, Repository, file_content, git_link
+from ringfence_workspace.history.ignored_files import GIT, Repository, file_content, git_link
 
 _SYSTEM = frozenset("bin dev etc lib lib32 lib64 libx32 proc run sbin sys usr".split()) | {WORKSPACE.strip("/")}
 """Directories of a container in which nothing of the host is shown."""

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence.filesystem.paths import escape_path
+from ringfence.escapes import escape_path
 from ringfence_sandbox.container.git_directories import Cover, GitDirectories
 from ringfence_sandbox.container.isolation import WORKSPACE
-from ringfence_sandbox.disk.kernel import mounts_below
-from ringfence_sandbox.disk.places import podman_directory, write_once
+from ringfence_workspace.tree.kernel import mounts_below
+from ringfence_workspace.tree.places import podman_directory, write_once
 
 
 def mounted_in(root: str) -> Sequence[str]:

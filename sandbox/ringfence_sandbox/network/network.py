@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 if TYPE_CHECKING:
-    from ringfence.runtime.receipts import HostTraffic
+    from ringfence.receipts import HostTraffic
 
 
 Network: TypeAlias = str
@@ -179,7 +179,7 @@ class Traffic:
 
     def record(self) -> HostTraffic:
         # Imported here: who only says what a network may reach needs no runtime.
-        from ringfence.runtime.receipts import HostTraffic
+        from ringfence.receipts import HostTraffic
 
         return HostTraffic(*astuple(self))
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringfence.filesystem.paths import escape_path
+from ringfence.escapes import escape_path
 from ringfence_sandbox.project.fetching import Artefact, Registries, integrity
 from ringfence_sandbox.project.project_files import NPM_LOCK, LockError, inside, parsing, read_project_file
 from ringfence_sandbox.project.target import NodeTarget

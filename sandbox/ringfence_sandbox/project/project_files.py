@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, cast
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence.filesystem.paths import escape_path
+from ringfence.escapes import escape_path
 from ringfence_workspace.tree.confined import Confined, open_file
 from ringfence_workspace.tree.kernel import abilities
 

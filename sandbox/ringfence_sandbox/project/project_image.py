@@ -16,8 +16,8 @@ from pathlib import Path
 from podman.errors import APIError
 
 from ringfence.errors import SandboxUnavailableError
+from ringfence.escapes import escape_path
 from ringfence.filesystem.hidden import HiddenFiles
-from ringfence.filesystem.paths import escape_path
 from ringfence_sandbox.container.connection import UNREADABLE, Connection, connect
 from ringfence_sandbox.container.images import (
     CONTAINERFILE,

@@ -22,7 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
 
-from ringfence.filesystem.paths import escape_path
+from ringfence.escapes import escape_path
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, recipe
 from ringfence_sandbox.container.isolation import WORKSPACE
 from ringfence_sandbox.project.fetching import Artefact, Fetcher, Registries, basename, strong

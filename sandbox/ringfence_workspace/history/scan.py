@@ -15,11 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from ringfence_sandbox.disk.confined import Confined
-from ringfence_sandbox.disk.kernel import abilities, mounts_below
-from ringfence_sandbox.disk.linked_worktrees import GIT, LINKED_WORKTREE, is_linked_worktree
-from ringfence_sandbox.disk.new_files import data_ranges
-from ringfence_sandbox.scan.stat_cache import (
+from ringfence_workspace.history.entries import Entry, Meta, link_number
+from ringfence_workspace.history.stat_cache import (
     COARSE_TICK_NS,
     Attributes,
     Stamp,
@@ -28,9 +25,12 @@ from ringfence_sandbox.scan.stat_cache import (
     is_settled,
     stamp_of,
 )
-from ringfence_sandbox.store.entries import Entry, Meta, link_number
-from ringfence_sandbox.store.states import States
-from ringfence_sandbox.store.trees import Folder
+from ringfence_workspace.history.states import States
+from ringfence_workspace.history.trees import Folder
+from ringfence_workspace.tree.confined import Confined
+from ringfence_workspace.tree.kernel import abilities, mounts_below
+from ringfence_workspace.tree.linked_worktrees import GIT, LINKED_WORKTREE, is_linked_worktree
+from ringfence_workspace.tree.new_files import data_ranges
 
 MAX_DEPTH = 256
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar
 
 from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above, is_dotgit
-from ringfence_sandbox.disk.git_index import has_same_entries, is_index
-from ringfence_sandbox.steps.text_merge import merged
-from ringfence_sandbox.store.commits import CommitRecord
-from ringfence_sandbox.store.entries import Difference, Entry, Unknown, blob_id, is_directory
-from ringfence_sandbox.store.states import States
-from ringfence_sandbox.store.store import Store
+from ringfence_workspace.history.commits import CommitRecord
+from ringfence_workspace.history.entries import Difference, Entry, Unknown, blob_id, is_directory
+from ringfence_workspace.history.states import States
+from ringfence_workspace.history.store import Store
+from ringfence_workspace.history.text_merge import merged
+from ringfence_workspace.tree.git_index import has_same_entries, is_index
 
 ReversalOutcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
 _ValueT = TypeVar("_ValueT")

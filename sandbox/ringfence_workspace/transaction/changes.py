@@ -20,7 +20,7 @@ from ringfence_workspace.tree.state import State
 
 if TYPE_CHECKING:
     from ringfence.participants import Step
-    from ringfence.runtime.receipts import Receipt
+    from ringfence.receipts import Receipt
     from ringfence_workspace.history.commits import PreparedStep
     from ringfence_workspace.history.entries import Entry, Unknown
     from ringfence_workspace.transaction.hold import Holding

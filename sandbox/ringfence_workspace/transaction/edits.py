@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import WriteMode
-from ringfence_sandbox.disk.confined import Confined, Found
-from ringfence_sandbox.disk.kernel import OVERLAY, Abilities, exists, failpoint, mounts_below, set_mode
-from ringfence_sandbox.disk.linked_worktrees import check_none_below, check_outside
-from ringfence_sandbox.disk.new_files import copy_and_append, copy_attributes, umask, write_all
-from ringfence_sandbox.disk.state import State
-from ringfence_sandbox.transaction.changes import states_inside
-from ringfence_sandbox.transaction.hold import ChangedDirectory
-from ringfence_sandbox.transaction.read_set import stale
-from ringfence_sandbox.transaction.transactions import Transactions
+from ringfence_workspace.transaction.changes import states_inside
+from ringfence_workspace.transaction.hold import ChangedDirectory
+from ringfence_workspace.transaction.read_set import stale
+from ringfence_workspace.transaction.transactions import Transactions
+from ringfence_workspace.tree.confined import Confined, Found
+from ringfence_workspace.tree.kernel import OVERLAY, Abilities, exists, failpoint, mounts_below, set_mode
+from ringfence_workspace.tree.linked_worktrees import check_none_below, check_outside
+from ringfence_workspace.tree.new_files import copy_and_append, copy_attributes, umask, write_all
+from ringfence_workspace.tree.state import State
 
 if TYPE_CHECKING:
     from types import TracebackType

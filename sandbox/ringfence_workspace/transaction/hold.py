@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Se
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from ringfence.filesystem.paths import escape_path
+from ringfence.escapes import escape_path
 from ringfence_workspace.tree.confined import HOLDING_PREFIX, Confined, open_file
 from ringfence_workspace.tree.kernel import abilities, failpoint, lstat, open_within, set_mode
 from ringfence_workspace.tree.places import state_directory_of

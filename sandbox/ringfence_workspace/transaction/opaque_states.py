@@ -9,15 +9,21 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 
-from ringfence_sandbox.disk.confined import Confined
-from ringfence_sandbox.disk.kernel import failpoint
-from ringfence_sandbox.disk.linked_worktrees import LINKED_WORKTREE
-from ringfence_sandbox.disk.new_files import data_ranges
-from ringfence_sandbox.scan.scan import Exclusion, ScanResult
-from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, attributes_from_json, attributes_json, attributes_of
-from ringfence_sandbox.store.commits import PreparedStep
-from ringfence_sandbox.store.entries import Difference, Meta, apply_metadata
-from ringfence_sandbox.transaction.hold import Holding
+from ringfence_workspace.history.commits import PreparedStep
+from ringfence_workspace.history.entries import Difference, Meta, apply_metadata
+from ringfence_workspace.history.scan import Exclusion, ScanResult
+from ringfence_workspace.history.stat_cache import (
+    Attributes,
+    Stamp,
+    attributes_from_json,
+    attributes_json,
+    attributes_of,
+)
+from ringfence_workspace.transaction.hold import Holding
+from ringfence_workspace.tree.confined import Confined
+from ringfence_workspace.tree.kernel import failpoint
+from ringfence_workspace.tree.linked_worktrees import LINKED_WORKTREE
+from ringfence_workspace.tree.new_files import data_ranges
 
 
 def is_only_time(item: Difference) -> bool:

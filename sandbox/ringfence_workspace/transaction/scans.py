@@ -18,23 +18,23 @@ from typing import TypeGuard
 
 from ringfence.filesystem.paths import directories_above
 from ringfence.participants import Change, FileVersion
-from ringfence_sandbox.disk.confined import Confined, open_file, sha256_of
-from ringfence_sandbox.disk.git_index import has_same_entries, is_index
-from ringfence_sandbox.disk.kernel import free_bytes, set_mode, sync_filesystem
-from ringfence_sandbox.disk.linked_worktrees import LINKED_WORKTREE, is_open_workspace
-from ringfence_sandbox.disk.state import State
-from ringfence_sandbox.opaque.states import SEPARATE, Aborted, After, Before, ExcludedFile, is_only_time
-from ringfence_sandbox.scan.scan import Exclusion, Hides, ScanResult, Separates
-from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, attributes_of, stamp_of
-from ringfence_sandbox.steps.aborted_calls import keep_commit
-from ringfence_sandbox.steps.step_history import StepHistory
-from ringfence_sandbox.steps.step_states import all_above
-from ringfence_sandbox.store.commits import CommitInfo, PreparedStep
-from ringfence_sandbox.store.entries import Difference, Entry, Meta, Unknown, blob_id, is_directory, link_number
-from ringfence_sandbox.store.store import Store
-from ringfence_sandbox.store.trees import walk
-from ringfence_sandbox.transaction.changes import ScannedFiles, noting_failure
-from ringfence_sandbox.transaction.hold import Holding
+from ringfence_workspace.history.commits import CommitInfo, PreparedStep
+from ringfence_workspace.history.entries import Difference, Entry, Meta, Unknown, blob_id, is_directory, link_number
+from ringfence_workspace.history.scan import Exclusion, Hides, ScanResult, Separates
+from ringfence_workspace.history.stat_cache import Attributes, Stamp, attributes_of, stamp_of
+from ringfence_workspace.history.store import Store
+from ringfence_workspace.history.trees import walk
+from ringfence_workspace.transaction.aborted_calls import keep_commit
+from ringfence_workspace.transaction.changes import ScannedFiles, noting_failure
+from ringfence_workspace.transaction.hold import Holding
+from ringfence_workspace.transaction.opaque_states import SEPARATE, Aborted, After, Before, ExcludedFile, is_only_time
+from ringfence_workspace.transaction.step_history import StepHistory
+from ringfence_workspace.transaction.step_states import all_above
+from ringfence_workspace.tree.confined import Confined, open_file, sha256_of
+from ringfence_workspace.tree.git_index import has_same_entries, is_index
+from ringfence_workspace.tree.kernel import free_bytes, set_mode, sync_filesystem
+from ringfence_workspace.tree.linked_worktrees import LINKED_WORKTREE, is_open_workspace
+from ringfence_workspace.tree.state import State
 
 KEPT_BYTES = 1 << 30
 """Of one call's new files: beyond it only names and hashes are kept of what is taken back."""

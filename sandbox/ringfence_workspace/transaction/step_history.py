@@ -12,11 +12,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from ringfence.participants import Step
-from ringfence_sandbox.disk.confined import Confined, Looks
-from ringfence_sandbox.disk.hidden_tree import HiddenTree
-from ringfence_sandbox.disk.linked_worktrees import LINKED_WORKTREE
-from ringfence_sandbox.disk.state import State
-from ringfence_sandbox.scan.scan import (
+from ringfence_workspace.history.commits import REPLACED, CommitInfo, PreparedStep
+from ringfence_workspace.history.entries import Difference, Entry, Unknown, apply_metadata
+from ringfence_workspace.history.scan import (
     Exclusion,
     Hides,
     Progress,
@@ -28,17 +26,19 @@ from ringfence_sandbox.scan.scan import (
     no_progress,
     separates_all,
 )
-from ringfence_sandbox.scan.stat_cache import Attributes, Stamp, StatCache
-from ringfence_sandbox.steps.aborted_calls import keep_typed
-from ringfence_sandbox.steps.step_states import Differing
-from ringfence_sandbox.store.commits import REPLACED, CommitInfo, PreparedStep
-from ringfence_sandbox.store.entries import Difference, Entry, Unknown, apply_metadata
-from ringfence_sandbox.store.store import Store
-from ringfence_sandbox.transaction.changes import History, RolledBackCall, ScannedFiles, TypedChanges
-from ringfence_sandbox.transaction.hold import Holding
+from ringfence_workspace.history.stat_cache import Attributes, Stamp, StatCache
+from ringfence_workspace.history.store import Store
+from ringfence_workspace.transaction.aborted_calls import keep_typed
+from ringfence_workspace.transaction.changes import History, RolledBackCall, ScannedFiles, TypedChanges
+from ringfence_workspace.transaction.hold import Holding
+from ringfence_workspace.transaction.step_states import Differing
+from ringfence_workspace.tree.confined import Confined, Looks
+from ringfence_workspace.tree.hidden_tree import HiddenTree
+from ringfence_workspace.tree.linked_worktrees import LINKED_WORKTREE
+from ringfence_workspace.tree.state import State
 
 if TYPE_CHECKING:
-    from ringfence.runtime.receipts import Receipt
+    from ringfence.receipts import Receipt
 
 _CACHE = "stat-cache"
 

@@ -34,7 +34,7 @@ from ringfence_workspace.tree.kernel import Abilities, Renames, failpoint, sync_
 from ringfence_workspace.tree.state import Json, State
 
 if TYPE_CHECKING:
-    from ringfence.runtime.receipts import Receipt
+    from ringfence.receipts import Receipt
     from ringfence_workspace.call_process import CallProcess
     from ringfence_workspace.transaction.opaque_calls import Base, OpaqueCalls
 

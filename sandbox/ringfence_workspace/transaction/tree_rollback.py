@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ringfence.filesystem.paths import directories_above
-from ringfence_sandbox.disk.confined import Confined
-from ringfence_sandbox.disk.hidden_tree import HiddenTree
-from ringfence_sandbox.disk.kernel import Renames, failpoint, set_mode
-from ringfence_sandbox.disk.linked_worktrees import LINKED_WORKTREE
-from ringfence_sandbox.disk.new_files import write_all
-from ringfence_sandbox.disk.state import State, kind_of
-from ringfence_sandbox.opaque.states import SEPARATE, After, Before, ExcludedFile, KeptOpen
-from ringfence_sandbox.scan.stat_cache import Stamp, attributes_of, stamp_of
-from ringfence_sandbox.store.entries import Difference, Entry, apply_metadata, blob_id, is_directory
-from ringfence_sandbox.store.states import States
-from ringfence_sandbox.transaction.hold import DirectoryTimes, Hold
-from ringfence_sandbox.transaction.restore import Restore, RestoreReport
-from ringfence_sandbox.transaction.undo_records import Epoch, UndoRecord
+from ringfence_workspace.history.entries import Difference, Entry, apply_metadata, blob_id, is_directory
+from ringfence_workspace.history.stat_cache import Stamp, attributes_of, stamp_of
+from ringfence_workspace.history.states import States
+from ringfence_workspace.transaction.hold import DirectoryTimes, Hold
+from ringfence_workspace.transaction.opaque_states import SEPARATE, After, Before, ExcludedFile, KeptOpen
+from ringfence_workspace.transaction.records import Epoch, UndoRecord
+from ringfence_workspace.transaction.restore import Restore, RestoreReport
+from ringfence_workspace.tree.confined import Confined
+from ringfence_workspace.tree.hidden_tree import HiddenTree
+from ringfence_workspace.tree.kernel import Renames, failpoint, set_mode
+from ringfence_workspace.tree.linked_worktrees import LINKED_WORKTREE
+from ringfence_workspace.tree.new_files import write_all
+from ringfence_workspace.tree.state import State, kind_of
 
 Judge = Callable[[Difference, os.stat_result | None], bool]
 """Whether a path that differs was changed by the call; what is there now is given too."""

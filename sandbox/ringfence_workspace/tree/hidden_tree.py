@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
-from ringfence.filesystem.hidden import HEAD_BYTES, SAMPLES, HiddenContent, HiddenFiles, hidden_error
+from ringfence.filesystem.hidden import HEAD_BYTES, SAMPLES, HiddenFiles, hidden_error
 from ringfence.filesystem.paths import directories_above
+from ringfence.participants import HiddenContent
 from ringfence_workspace.tree.confined import Confined, Found, open_file
 
 _MAX_DEPTH = 256

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Literal, cast
 
 from ringfence import serde
-from ringfence.filesystem.paths import escape_path
+from ringfence.escapes import escape_path
 from ringfence.participants import Change, FileVersion
 
 Outcome = Literal["committed", "failed", "denied", "rejected", "interrupted", "doubtful", "rolled_back"]

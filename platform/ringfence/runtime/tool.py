@@ -9,27 +9,14 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, TypeVar
 
 from ringfence import serde
 from ringfence.errors import PromptValidationError
-from ringfence.filesystem.paths import resolve_model_path
-from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import EffectPolicy, ToolPolicy, has_hook, is_asked, runs_last
-from ringfence.prompt.type_arguments import TypeArguments
-from ringfence.runtime.limits import BudgetTracker, RunOptions
-from ringfence.runtime.receipts import PolicyVerdict
-from ringfence.runtime.tool_result import ToolResult
+from ringfence.runtime.context import ToolHandler
+from ringfence.runtime.type_arguments import TypeArguments
+from ringfence.session.tool_result import ToolResult
 from ringfence.values import can_change
-
-if TYPE_CHECKING:
-    from ringfence.participants import CallInfo, CallLock, Change
-    from ringfence.prompt.prompt import Prompt
-    from ringfence.prompt.rendering import RenderedPrompt
-    from ringfence.resources import CallResources, ResourceContext
-    from ringfence.runtime.events import Dispatcher, PromptResponse
-    from ringfence.runtime.limits import Budget, Cancellation, Deadline, Heartbeat, RunContext
-    from ringfence.runtime.session import Session
 
 OutputT = TypeVar("OutputT")
 ParamsT = TypeVar("ParamsT")
@@ -41,177 +28,9 @@ WrappedResultT = TypeVar("WrappedResultT")
 
 TOOL_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 MAX_DESCRIPTION_CHARACTERS = 200
+OPEN_SECTIONS = "open_sections"
+"""The tool with which a model asks for sections in full. Its call ends with a `VisibilityExpansionRequired`."""
 MISSING: Any = object()
-
-
-@runtime_checkable
-class ProviderAdapter(Protocol):
-    """Evaluates prompts with some provider's model."""
-
-    def evaluate(
-        self,
-        prompt: Prompt[OutputT],
-        *,
-        session: Session,
-        deadline: Deadline | None = None,
-        budget: Budget | None = None,
-        budget_tracker: BudgetTracker | None = None,
-        heartbeat: Heartbeat | None = None,
-        run_context: RunContext | None = None,
-    ) -> PromptResponse[OutputT]:
-        """Ask the model, run the tools it calls, until it gives its final answer.
-
-        ``budget_tracker`` takes the place of ``budget`` where several evaluations share one, or to see what was used.
-
-        Raises:
-            PromptEvaluationError: with the phase in which the evaluation could not go on.
-            VisibilityExpansionRequired: sections were asked for in full more often than there are any; before that the
-                evaluation opens them in its session and goes on.
-            ValueError: a budget, and a tracker of another one.
-        """
-        ...
-
-
-@dataclass(slots=True, eq=False, init=False)
-class ToolContext:
-    """What surrounds one tool call. Made for the call, and of no use after it.
-
-    The filesystem and the resources that it has belong to the call in every thread: changes made through them are
-    committed or rolled back with it, and are refused once the handler has ended. A context that a test makes has no
-    call: changes stay.
-    """
-
-    prompt: Prompt[Any]
-    rendered_prompt: RenderedPrompt[Any] | None
-    adapter: ProviderAdapter | None
-    session: Session
-    options: RunOptions
-    call: CallInfo | None
-    scope: CallResources | None
-    cancellation: Cancellation | None
-    result: ToolResult[Any] | None
-    """What the handler has returned. Only policies on effects have it."""
-    _paths: dict[tuple[str, str | None], str] = field(repr=False)
-    _filesystem: Any = field(repr=False)
-    _scopes: dict[CallLock | None, str] = field(repr=False)
-
-    def __init__(
-        self,
-        prompt: Prompt[Any],
-        rendered_prompt: RenderedPrompt[Any] | None,
-        adapter: ProviderAdapter | None,
-        session: Session,
-        deadline: Deadline | None = None,
-        budget_tracker: BudgetTracker | None = None,
-        heartbeat: Heartbeat | None = None,
-        *,
-        options: RunOptions | None = None,
-        call: CallInfo | None = None,
-        scope: CallResources | None = None,
-        cancellation: Cancellation | None = None,
-    ) -> None:
-        """``options`` take the place of the three limits.
-
-        Raises TypeError for a limit of another type, such as a number of seconds for a deadline.
-        """
-        self.prompt = prompt
-        self.rendered_prompt = rendered_prompt
-        self.adapter = adapter
-        self.session = session
-        self.options = RunOptions(deadline, budget_tracker, heartbeat) if options is None else options
-        self.call = call
-        self.scope = scope
-        self.cancellation = cancellation
-        self.result = None
-        self._paths = {}
-        self._filesystem = MISSING
-        self._scopes = {}
-
-    @property
-    def deadline(self) -> Deadline | None:
-        return self.options.deadline
-
-    @property
-    def heartbeat(self) -> Heartbeat | None:
-        return self.options.heartbeat
-
-    @property
-    def run_context(self) -> RunContext | None:
-        return self.options.run_context
-
-    @property
-    def resources(self) -> CallResources | ResourceContext:
-        """The prompt's live resources; instances of ``Scope.TOOL_CALL`` are this call's own."""
-        return self.scope if self.scope is not None else self.prompt.resources.context
-
-    @property
-    def filesystem(self) -> Filesystem | None:
-        """The prompt's filesystem, as this call's; None where none is bound."""
-        if self._filesystem is MISSING:
-            self._filesystem = (self.scope or self.resources).get_optional(Filesystem)
-        return self._filesystem
-
-    def resolve_path(self, path: str, *, mount_point: str | None = None) -> str:
-        """The path in `filesystem` that a model means by `path`: see `resolve_model_path`.
-
-        It is resolved once a call, so what a policy has checked is what the handler gets.
-        """
-        key = path, mount_point
-        resolved = self._paths.get(key)
-        if resolved is None:
-            filesystem = self.filesystem
-            assert filesystem is not None, "no filesystem is bound"
-            resolved = self._paths[key] = resolve_model_path(filesystem, path, mount_point=mount_point)
-        return resolved
-
-    def scope_of(self, lock: CallLock | None) -> str:
-        """The scope of policies' state about the filesystem with this lock.
-
-        What was read of one workspace says nothing about another.
-        """
-        scope = self._scopes.get(lock)
-        if scope is None:
-            filesystem, place = self.filesystem, "" if lock is None else f"{lock.name} {lock.serial}"
-            if filesystem is not None and getattr(filesystem, "lock", None) is lock:
-                root = filesystem.root
-                place = root if root != "/" or lock is None else f"memory {lock.serial}"
-            scope = self._scopes[lock] = f"{self.prompt.scope}@{place}"
-        return scope
-
-    @property
-    def budget_tracker(self) -> BudgetTracker | None:
-        """The budget tracker of the evaluation, or else the one that is bound as a resource."""
-        return self.options.budget_tracker or self.resources.get_optional(BudgetTracker)
-
-    @property
-    def event_bus(self) -> Dispatcher:
-        """The session's dispatcher."""
-        return self.session.dispatcher
-
-    @property
-    def changes(self) -> Sequence[Change]:
-        """The changes of this call in its filesystem. Known after the handler's end, such as in `on_result`."""
-        return () if self.call is None else self.call.changes.get(self._files_lock, ())
-
-    @property
-    def reads(self) -> Mapping[str, str]:
-        """What this call has read through its filesystem: resolved path to the sha256 of the file's bytes."""
-        return {} if self.call is None else self.call.reads.get(self._files_lock, {})
-
-    @property
-    def _files_lock(self) -> Any:
-        return getattr(self.filesystem, "lock", None)
-
-    def beat(self) -> None:
-        """Signal that the call is alive. Handlers that take long call this method regularly."""
-        if self.options.heartbeat is not None:
-            self.options.heartbeat.beat()
-
-
-class ToolHandler(Protocol[ContraParamsT, CoResultT]):
-    """What runs when a tool is called. Synchronous; everything that has effects belongs here."""
-
-    def __call__(self, params: ContraParamsT, /, *, context: ToolContext) -> ToolResult[CoResultT]: ...
 
 
 @dataclass(frozen=True)
@@ -400,41 +219,6 @@ class Tool(TypeArguments, Generic[ParamsT, ResultT]):
         if not description:
             raise _invalid(f"tool {name!r}: the function needs a docstring, it becomes the description", "description")
         return Tool(name=name, description=description, handler=function)
-
-
-@dataclass(frozen=True, slots=True)
-class BoundTool:
-    """A tool in a prompt, and what a call needs of it."""
-
-    tool: Tool[Any, Any]
-    handler: ToolHandler[Any, Any] | None
-    decode: Callable[[Mapping[str, object] | str | bytes], object]
-    fits: Callable[[object], bool]
-    read_only: bool
-    opaque: bool
-    policies: Sequence[tuple[ToolPolicy, PolicyVerdict, bool]]
-    """Each with its verdict where it allows a call, and whether it has to be asked for that."""
-    result_policies: Sequence[ToolPolicy]
-    effect_policies: Sequence[tuple[EffectPolicy, PolicyVerdict]]
-
-
-def bind_tool(tool: Tool[Any, Any], prompt: Prompt[Any]) -> BoundTool:
-    """Sort the policies that concern a tool by their hooks."""
-    policies = sorted(prompt.policies_for_tool(tool.name), key=runs_last)
-    checking = [policy for policy in policies if isinstance(policy, ToolPolicy) and has_hook(policy, "check")]
-    observing = [policy for policy in prompt.result_policies(tool.name) if isinstance(policy, ToolPolicy)]
-    effects = [policy for policy in policies if isinstance(policy, EffectPolicy)]
-    return BoundTool(
-        tool,
-        tool.handler,
-        tool.decode,
-        tool.fits,
-        tool.read_only,
-        tool.opaque,
-        [(policy, PolicyVerdict(policy.name, True), is_asked(policy, "check", tool)) for policy in checking],
-        [policy for policy in observing if is_asked(policy, "on_result", tool)],
-        [(policy, PolicyVerdict(policy.name, True)) for policy in effects if is_asked(policy, "check_effects", tool)],
-    )
 
 
 def checked_description(text: str, name: str) -> str:

@@ -1,54 +1,21 @@
-"""Reducers, as functions or as methods of a slice's own type, and the reducers that every session has."""
+"""Reducers, as functions or as methods of a slice's own type."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
-
-from ringfence.errors import SectionPath, SectionVisibility
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, is_dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from ringfence.runtime.session import SessionView
-    from ringfence.runtime.slices import SliceView
+    from ringfence.session.views import SessionView, SliceView
+
+from ringfence.session.items import Append, Extend, Replace, SliceOp
 
 T = TypeVar("T")
 EventT = TypeVar("EventT")
 EventT_contra = TypeVar("EventT_contra", contravariant=True)
 SliceT = TypeVar("SliceT")
 OpT = TypeVar("OpT")
-
-
-@dataclass(frozen=True)
-class Append(Generic[T]):
-    """Add one item at the end."""
-
-    item: T
-
-
-@dataclass(frozen=True)
-class Extend(Generic[T]):
-    """Add items at the end."""
-
-    items: Iterable[T]
-
-
-@dataclass(frozen=True)
-class Replace(Generic[T]):
-    """Hold exactly these items."""
-
-    items: Iterable[T]
-
-
-@dataclass(frozen=True)
-class Clear(Generic[T]):
-    """Drop the items that the predicate is true of, or all."""
-
-    predicate: Callable[[T], bool] | None = None
-
-
-SliceOp: TypeAlias = Append[T] | Extend[T] | Replace[T] | Clear[T]
-"""The operation on its slice that a reducer returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,56 +125,3 @@ def marked_methods(slice_type: type[object]) -> Sequence[tuple[type[object], str
     if not methods:
         raise ValueError(f"{slice_type.__qualname__} has no reducer: mark its methods with @reducer(on=...)")
     return tuple(methods.items())
-
-
-@dataclass(frozen=True, slots=True)
-class SetVisibilityOverride:
-    """From now on this session renders the section at `path` (keys from the root) at `visibility`."""
-
-    path: SectionPath
-    visibility: SectionVisibility
-
-
-@dataclass(frozen=True, slots=True)
-class ClearVisibilityOverride:
-    """From now on the section at `path` is rendered at its own visibility."""
-
-    path: SectionPath
-
-
-@dataclass(frozen=True, slots=True)
-class ClearAllVisibilityOverrides:
-    """From now on all sections are rendered with their own visibility."""
-
-
-@dataclass(frozen=True, slots=True)
-class VisibilityOverrides:
-    """The overrides of one session, installed on every session; `latest()` is None before the first one."""
-
-    overrides: Mapping[SectionPath, SectionVisibility] = field(default_factory=dict[SectionPath, SectionVisibility])
-
-    def __post_init__(self) -> None:
-        # A copy: what a slice holds must not change through a dictionary that the caller kept.
-        object.__setattr__(self, "overrides", dict(self.overrides))
-
-    def get(self, path: SectionPath) -> SectionVisibility | None:
-        return self.overrides.get(tuple(path))
-
-    def with_override(self, path: SectionPath, visibility: SectionVisibility) -> VisibilityOverrides:
-        return VisibilityOverrides({**self.overrides, tuple(path): visibility})
-
-    def without_override(self, path: SectionPath) -> VisibilityOverrides:
-        """Return the overrides without the one for `path`, if there is one."""
-        return VisibilityOverrides({kept: value for kept, value in self.overrides.items() if kept != tuple(path)})
-
-    @reducer(on=SetVisibilityOverride)
-    def set_one(self, event: SetVisibilityOverride) -> Replace[VisibilityOverrides]:
-        return Replace((self.with_override(event.path, event.visibility),))
-
-    @reducer(on=ClearVisibilityOverride)
-    def clear_one(self, event: ClearVisibilityOverride) -> Replace[VisibilityOverrides]:
-        return Replace((self.without_override(event.path),))
-
-    @reducer(on=ClearAllVisibilityOverrides)
-    def clear_all(self, event: ClearAllVisibilityOverrides) -> Replace[VisibilityOverrides]:
-        return Replace((VisibilityOverrides(),))

@@ -11,13 +11,14 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import PromptValidationError
+from ringfence.escapes import escape_path
 from ringfence.filesystem.diff import moved
 from ringfence.filesystem.hidden import NO_SECRETS, SECRETS, HidesFiles
 from ringfence.filesystem.path_patterns import covering, covering_any_case, each_name, folded
-from ringfence.filesystem.paths import GIT_ADVICE, directories_above, escape_path, is_dotgit
+from ringfence.filesystem.paths import GIT_ADVICE, directories_above, is_dotgit
 from ringfence.filesystem.search import compiled_glob
 from ringfence.participants import Change, FileVersion
-from ringfence.prompt.policy import (
+from ringfence.runtime.policy import (
     ALLOW,
     BasePolicy,
     Hook,
@@ -29,11 +30,12 @@ from ringfence.prompt.policy import (
     policy_state,
     refuse_unknown,
 )
-from ringfence.runtime.secrets import Secrets
+from ringfence.secrets import Secrets
 
 if TYPE_CHECKING:
-    from ringfence.prompt.tool import Tool, ToolContext
-    from ringfence.runtime.tool_result import ToolResult
+    from ringfence.runtime.context import ToolContext
+    from ringfence.runtime.tool import Tool
+    from ringfence.session.tool_result import ToolResult
 
 
 _GIT_SETTINGS = frozenset(

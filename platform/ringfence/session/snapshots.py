@@ -10,9 +10,10 @@ from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from ringfence.errors import SnapshotRestoreError
-from ringfence.runtime.limits import require_aware
-from ringfence.runtime.slices import EMPTY, Items, SlicePolicy, is_slice_value
-from ringfence.tagged import decode, encode, registered_types, type_id, types_within
+from ringfence.limits import require_aware
+from ringfence.session.items import EMPTY, Items
+from ringfence.session.slices import SlicePolicy, is_slice_value
+from ringfence.tagged import decode, encode, known_type, registered_types, type_id, types_within
 
 T = TypeVar("T")
 
@@ -140,9 +141,10 @@ def _values(items: object) -> list[Any]:
 
 
 def _slice_type(name: str, known: Mapping[str, type[Any]]) -> type[Any]:
-    if name not in known:
+    kind = known_type(name, known)
+    if kind is None:
         raise ValueError(f"the slice {name} is not known here; register or install it first")
-    return known[name]
+    return kind
 
 
 @dataclass(frozen=True, slots=True)

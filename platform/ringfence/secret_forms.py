@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 from urllib.parse import unquote
 
-from ringfence.runtime.setting_lines import is_plain
+from ringfence.setting_lines import is_plain
 
 SHORTEST = 8
 """Characters of a value that is masked. A shorter one stands in too many other words."""

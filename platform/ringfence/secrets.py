@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from pathlib import PurePath
 from threading import Lock
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 from uuid import UUID
 
-from ringfence.filesystem.hidden import HidesFiles
-from ringfence.runtime.secret_forms import SHORTEST, Search, search_of
-from ringfence.runtime.setting_lines import is_plain, settings_in
+from ringfence.participants import HiddenContent
+from ringfence.secret_forms import SHORTEST, Search, search_of
+from ringfence.setting_lines import is_plain, settings_in
 
 ValueT = TypeVar("ValueT")
 
@@ -25,6 +25,14 @@ _COLLECTIONS = (list, tuple, set, frozenset, deque)
 _WITHOUT_TEXT = (int, float, datetime, UUID, type)
 """Types of common values that have no secret in them."""
 _LEFT_OUT = "[left out: it could not be searched for secrets]"
+
+
+class ListsHiddenFiles(Protocol):
+    """A filesystem that can hide files."""
+
+    def hidden_files(self) -> Iterable[HiddenContent]:
+        """The hidden files that the host can read."""
+        ...
 
 
 class Secrets:
@@ -76,7 +84,7 @@ class Secrets:
             if value not in known and not is_plain(name, value):
                 self.add(name, value, late=late)
 
-    def add_hidden(self, filesystem: HidesFiles, *, late: bool = False) -> None:
+    def add_hidden(self, filesystem: ListsHiddenFiles, *, late: bool = False) -> None:
         """Mask the values of the lines ``KEY=VALUE`` of a filesystem's hidden files.
 
         ``late``: calls have run since it was opened. One of them may have made a hidden file, to choose what is masked.

@@ -13,10 +13,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from uuid import UUID, SafeUUID, uuid4
 
-from ringfence.runtime.limits import RunContext, TokenUsage, utc_now
+from ringfence.limits import RunContext, TokenUsage, utc_now
 
 if TYPE_CHECKING:
-    from ringfence.runtime.tool_result import ToolResult
+    from ringfence.session.tool_result import ToolResult
 
 logger = logging.getLogger(__name__)
 

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import logging
-import operator
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from ringfence.errors import CallEndedError, SnapshotRestoreError, TransactionError
 from ringfence.failures import describe_error
 from ringfence.participants import CallInfo, CallLock, Mark, current_call
-from ringfence.runtime.events import HandlerFailure
-from ringfence.runtime.reducers import (
-    Append,
-    Clear,
-    Extend,
-    MethodReducer,
-    Reducer,
-    ReducerContext,
-    Replace,
-    SliceOp,
-    marked_methods,
-    reducer_name,
-)
+from ringfence.session.events import HandlerFailure
+from ringfence.session.items import EMPTY, Append, Clear, Extend, Items, Replace, SliceOp, apply_op
+from ringfence.session.reducers import MethodReducer, Reducer, ReducerContext, marked_methods, reducer_name
+from ringfence.session.views import SliceView, require_slice_type
 from ringfence.tagged import register_type, types_of
 from ringfence.values import can_change
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-V = TypeVar("V")
 EventT = TypeVar("EventT")
 
 
@@ -48,96 +37,6 @@ class SlicePolicy(Enum):
 
 
 STATE, LOG = SlicePolicy.STATE, SlicePolicy.LOG
-
-
-class Items(Generic[T]):
-    """An immutable sequence: the first `length` items of a list that only grows.
-
-    Keeping one costs nothing, and neither does a rollback to it. Items that own their list and end where the list ends
-    append in place, behind themselves. Others append to a copy. The slices have to be locked, except for reading what
-    `Slices.capture` returned: a rollback never truncates that.
-    """
-
-    __slots__ = ("_items", "_owns_list", "length")
-
-    def __init__(self, items: list[T], length: int, owns_list: bool = True) -> None:
-        self._items = items
-        self.length = length
-        self._owns_list = owns_list
-
-    @staticmethod
-    def of(items: Iterable[V]) -> Items[V]:
-        held = list(items)
-        return Items(held, len(held))
-
-    def all(self) -> tuple[T, ...]:
-        return tuple(self._items[: self.length])
-
-    def latest(self) -> T | None:
-        return self._items[self.length - 1] if self.length else None
-
-    def append(self, item: T) -> Items[T]:
-        items, length = self._items, self.length  # in place: every call appends to logs
-        if not self._owns_list or len(items) != length:
-            items = items[:length]
-        items.append(item)
-        return Items(items, length + 1)
-
-    def extend(self, more: Sequence[T]) -> Items[T]:
-        items = self._items if self._owns_list and len(self._items) == self.length else self._items[: self.length]
-        items.extend(more)
-        return Items(items, self.length + len(more))
-
-    def replace_item(self, old: T, new: T) -> Items[T]:
-        items = self._items[: self.length]
-        for index, item in enumerate(items):
-            if item is old:
-                items[index] = new
-                break
-        else:
-            items.append(new)
-        return Items(items, len(items))
-
-    def reopen(self, *, truncate: bool) -> Items[T]:
-        """The same items after a rollback; the next append is in place again.
-
-        ``truncate`` says that nobody holds more of the list, so later items are removed from it. Without that each
-        failed call would copy the whole slice.
-        """
-        if not self._owns_list or not (truncate or len(self._items) == self.length):
-            return Items(self._items[: self.length], self.length)
-        del self._items[self.length :]
-        return self
-
-    def share(self) -> Items[T]:
-        """The same items, for a holder that appends to a copy."""
-        return Items(self._items, self.length, owns_list=False)
-
-    def equals(self, other: Items[T]) -> bool:
-        if self.length != other.length:
-            return False
-        return self._items is other._items or self.all() == other.all()
-
-    def is_identical(self, other: Items[T]) -> bool:
-        """Whether both hold the same objects."""
-        return self is other or (self.length == other.length and all(map(operator.is_, self.all(), other.all())))
-
-
-EMPTY: Items[Any] = Items([], 0, owns_list=False)
-
-
-def apply_op(op: SliceOp[T], items: Items[T]) -> Items[T]:
-    """The items after `op`. An iterable or predicate that raises does so before anything has changed."""
-    if isinstance(op, Append):
-        return items.append(op.item)
-    if isinstance(op, Extend):
-        return items.extend(tuple(op.items))
-    if isinstance(op, Replace):
-        return Items.of(op.items)
-    if isinstance(op, Clear):  # pyright: ignore[reportUnnecessaryIsInstance]  # reducers are not all type-checked
-        drop = op.predicate
-        return EMPTY if drop is None else Items.of(item for item in items.all() if not drop(item))
-    raise TypeError(f"a reducer returns Append, Extend, Replace or Clear; this one returned {op!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,64 +343,29 @@ def _is_mutable(slice_type: type[Any]) -> bool:
     return mutable
 
 
-def require_slice_type(slice_type: type[T]) -> type[T]:
-    if not (isinstance(slice_type, type) and is_dataclass(slice_type)):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers are not all type-checked
-        raise TypeError(f"slices hold, and reducers take, values of dataclass types; {slice_type!r} is none")
-    return slice_type
-
-
-class SliceView(Generic[T]):
-    """A read-only slice. It always shows what the slice holds now."""
-
-    __slots__ = ("_slice_type", "_slices")
-
-    def __init__(self, slices: Slices, slice_type: type[T]) -> None:
-        self._slices = slices
-        self._slice_type = slice_type
-
-    def all(self) -> tuple[T, ...]:
-        """Every item, oldest first."""
-        return self._slices.all(self._slice_type)
-
-    def latest(self) -> T | None:
-        """The last item, in constant time."""
-        with self._slices.locked():
-            return self._slices.read(self._slice_type).latest()
-
-    def where(self, predicate: Callable[[T], bool]) -> tuple[T, ...]:
-        return tuple(item for item in self.all() if predicate(item))
-
-    @property
-    def is_empty(self) -> bool:
-        return len(self) == 0
-
-    def __len__(self) -> int:
-        with self._slices.locked():
-            return self._slices.read(self._slice_type).length
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self.all())
-
-
 class SliceAccessor(SliceView[T]):
     """One slice of a session. Its changes pass no reducers."""
 
-    __slots__ = ()
+    __slots__ = ("_written",)
+
+    def __init__(self, slices: Slices, slice_type: type[T]) -> None:
+        super().__init__(slices, slice_type)
+        self._written = slices
 
     def seed(self, values: T | Iterable[T]) -> None:
         """Make the slice hold exactly one value, or the values of an iterable that is no dataclass itself."""
-        self._slices.write(self._slice_type, Replace(_require_values(values)))
+        self._written.write(self._slice_type, Replace(_require_values(values)))
 
     def replace_item(self, old: T, new: T) -> None:
         """Replace the very object `old` by `new`. Where the slice does not hold it, `new` is appended."""
-        self._slices.replace_item(self._slice_type, old, _require_value(new))
+        self._written.replace_item(self._slice_type, old, _require_value(new))
 
     def clear(self, predicate: Callable[[T], bool] | None = None) -> None:
         """Remove the items that `predicate` is true of, or all."""
-        self._slices.write(self._slice_type, Clear(predicate))
+        self._written.write(self._slice_type, Clear(predicate))
 
     def append(self, value: T) -> None:
-        self._slices.write(self._slice_type, Append(_require_value(value)))
+        self._written.write(self._slice_type, Append(_require_value(value)))
 
     def register(
         self, event_type: type[EventT], reducer: Reducer[EventT, T], *, policy: SlicePolicy | None = None
@@ -512,7 +376,7 @@ class SliceAccessor(SliceView[T]):
         ``policy`` None keeps the slice's policy. That is STATE unless the type is one of the runtime's own events.
         Raises RuntimeError when the policy would change during a tool call.
         """
-        self._slices.register(self._slice_type, event_type, reducer, policy)
+        self._written.register(self._slice_type, event_type, reducer, policy)
 
 
 def _require_value(value: T) -> T:

@@ -13,7 +13,7 @@ from pathlib import Path
 from sys import modules
 from time import perf_counter
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringfence import serde
 from ringfence.errors import (
@@ -28,32 +28,28 @@ from ringfence.errors import (
     VisibilityExpansionRequired,
 )
 from ringfence.failures import describe_error, place_in
+from ringfence.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions
 from ringfence.participants import Participants, Transactional, current_call, set_current_call, sort_participants
-from ringfence.prompt.disclosure import OPEN_SECTIONS
-from ringfence.prompt.policy import ALLOW, Policy, PolicyDecision
-from ringfence.prompt.tool import BoundTool, ProviderAdapter, ToolContext, bind_tool
+from ringfence.receipts import Outcome, PolicyVerdict, Receipt, network_of
 from ringfence.resources import CallResources
-from ringfence.runtime.events import RejectedToolParams, ToolCallStarted, ToolInvoked
+from ringfence.runtime.binding import BoundTool, bind_tool
+from ringfence.runtime.context import Evaluates, PromptOfCalls, Rendering, ToolContext
 from ringfence.runtime.interrupts import Interrupts
-from ringfence.runtime.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions
-from ringfence.runtime.receipts import Outcome, PolicyVerdict, Receipt, network_of
-from ringfence.runtime.secrets import Secrets
-from ringfence.runtime.session import Session
-from ringfence.runtime.tool_result import (
+from ringfence.runtime.kept_results import READER, full_result_path
+from ringfence.runtime.policy import ALLOW, Policy, PolicyDecision
+from ringfence.runtime.tool import OPEN_SECTIONS
+from ringfence.runtime.transaction import ReceiptUpdates, Transaction, new_id
+from ringfence.secrets import Secrets
+from ringfence.session.events import RejectedToolParams, ToolCallStarted, ToolInvoked
+from ringfence.session.session import Session
+from ringfence.session.tool_result import (
     MAX_RESULT_CHARACTERS,
-    READER,
     AcceptsChanges,
     ToolResult,
     bounded,
     exit_code_of,
-    full_result_path,
     whole_text,
 )
-from ringfence.runtime.transaction import ReceiptUpdates, Transaction, new_id
-
-if TYPE_CHECKING:
-    from ringfence.prompt.prompt import Prompt
-    from ringfence.prompt.rendering import RenderedPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +65,7 @@ UNFINISHED = ToolResult.error("the call did not come to an end")
 
 def check_arguments(prompt: object, session: object) -> None:
     """Raise TypeError if `prompt` is no Prompt (a template is none) or `session` is no Session."""
-    from ringfence.prompt.prompt import Prompt
-
-    if not isinstance(prompt, Prompt):
+    if not hasattr(prompt, "policies_for_tool"):
         hint = ": write Prompt(template)" if hasattr(prompt, "sections") else ""
         raise TypeError(f"the prompt is a {type(prompt).__name__}, not a Prompt{hint}")
     if not isinstance(session, Session):
@@ -139,13 +133,13 @@ class ToolExecutor:
     def __init__(
         self,
         *,
-        prompt: Prompt[Any],
+        prompt: PromptOfCalls,
         session: Session,
-        adapter: ProviderAdapter | None = None,
+        adapter: Evaluates | None = None,
         deadline: Deadline | None = None,
         budget_tracker: BudgetTracker | None = None,
         heartbeat: Heartbeat | None = None,
-        rendered_prompt: RenderedPrompt[Any] | None = None,
+        rendered_prompt: Rendering | None = None,
         run_context: RunContext | None = None,
     ) -> None:
         """``rendered_prompt`` is the rendering whose tools can be called. By default the prompt is rendered here.
@@ -158,7 +152,7 @@ class ToolExecutor:
         self.adapter = adapter
         self.options = RunOptions(deadline, budget_tracker, heartbeat, run_context)
         if rendered_prompt is None:
-            rendered_prompt = replace(prompt.render(session=session), deadline=deadline)
+            rendered_prompt = prompt.render(session=session, deadline=deadline)
         self.rendered_prompt = rendered_prompt
         self.prompt_name = prompt.name or f"{prompt.ns}:{prompt.key}"
         self._session_id = str(session.session_id)

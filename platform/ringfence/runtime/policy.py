@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from rpds import HashTrieMap
 
     from ringfence.participants import Change
-    from ringfence.prompt.tool import Tool, ToolContext
-    from ringfence.runtime.tool_result import ToolResult
+    from ringfence.runtime.context import ToolContext
+    from ringfence.runtime.tool import Tool
+    from ringfence.session.tool_result import ToolResult
 
 
 Hook: TypeAlias = Literal["check", "check_effects", "on_result"]
@@ -136,7 +137,7 @@ def is_asked(policy: Policy, hook: Hook, tool: Tool[Any, Any]) -> bool:
     return not issubclass(filtered, own) or policy.applies_to(tool, hook)
 
 
-def runs_last(policy: Policy) -> bool:
+def runs_last(policy: object) -> bool:
     return isinstance(policy, BasePolicy) and policy.runs_last
 
 

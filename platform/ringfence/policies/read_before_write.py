@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from ringfence.escapes import escape_path
 from ringfence.failures import describe_error
-from ringfence.filesystem.paths import escape_path, is_link, resolve_nofollow
+from ringfence.filesystem.paths import is_link, resolve_nofollow
 from ringfence.filesystem.protocol import Filesystem
-from ringfence.prompt.policy import (
+from ringfence.runtime.policy import (
     ALLOW,
     BasePolicy,
     Hook,
@@ -21,12 +22,13 @@ from ringfence.prompt.policy import (
     known_hashes,
     policy_state,
 )
-from ringfence.prompt.tool import ContentOf, Itself, Written
+from ringfence.runtime.tool import ContentOf, Itself, Written
 
 if TYPE_CHECKING:
     from ringfence.participants import CallLock, Change, FileVersion
-    from ringfence.prompt.tool import Tool, ToolContext
-    from ringfence.runtime.tool_result import ShowsLines, ToolResult
+    from ringfence.runtime.context import ToolContext
+    from ringfence.runtime.tool import Tool
+    from ringfence.session.tool_result import ShowsLines, ToolResult
 
 
 class ReadBeforeWritePolicy(BasePolicy):

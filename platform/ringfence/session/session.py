@@ -9,8 +9,11 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 from uuid import UUID, uuid4
 
+from ringfence.limits import require_aware, utc_now
 from ringfence.participants import CLEAN, CallInfo, CallLock, Change, Mark, RollbackReport, Step, Transactional
-from ringfence.runtime.events import (
+from ringfence.receipts import Receipt
+from ringfence.secrets import Secrets
+from ringfence.session.events import (
     Dispatcher,
     DispatchResult,
     HandlerFailure,
@@ -20,21 +23,11 @@ from ringfence.runtime.events import (
     RenderedTools,
     ToolInvoked,
 )
-from ringfence.runtime.limits import require_aware, utc_now
-from ringfence.runtime.receipts import Receipt
-from ringfence.runtime.reducers import ReducerContext, VisibilityOverrides
-from ringfence.runtime.secrets import Secrets
-from ringfence.runtime.slices import (
-    LOG,
-    STATE,
-    SliceAccessor,
-    SlicePolicy,
-    Slices,
-    SliceView,
-    is_slice_value,
-    require_slice_type,
-)
-from ringfence.runtime.snapshots import Snapshot, SnapshotSlices
+from ringfence.session.reducers import ReducerContext
+from ringfence.session.slices import LOG, STATE, SliceAccessor, SlicePolicy, Slices, is_slice_value
+from ringfence.session.snapshots import Snapshot, SnapshotSlices
+from ringfence.session.views import SessionView, require_slice_type
+from ringfence.session.visibility import VisibilityOverrides
 from ringfence.tagged import register_type
 
 T = TypeVar("T")
@@ -45,21 +38,6 @@ LOGS_BY_DEFAULT = (*READ_BY_SESSIONS, Receipt)
 for _kind in LOGS_BY_DEFAULT:
     register_type(_kind)
 STATE_ONLY = frozenset({STATE})
-
-
-class SessionView:
-    """A read-only session, for reducers."""
-
-    __slots__ = ("_slices", "created_at", "session_id", "tags")
-
-    def __init__(self, session_id: UUID, created_at: datetime, tags: Mapping[str, str], slices: Slices) -> None:
-        self.session_id = session_id
-        self.created_at = created_at
-        self.tags = tags
-        self._slices = slices
-
-    def __getitem__(self, slice_type: type[T]) -> SliceView[T]:
-        return SliceView(self._slices, require_slice_type(slice_type))
 
 
 class Session(Transactional):

@@ -14,15 +14,16 @@ from ringfence.errors import PromptValidationError
 from ringfence.filesystem.diff import patch_of
 from ringfence.filesystem.path_patterns import covering_any_case
 from ringfence.filesystem.readable_diff import readable_patch
-from ringfence.prompt.policy import ALLOW, BasePolicy, Hook, PolicyDecision, check_names, refuse_unknown
-from ringfence.prompt.tool import TOOL_NAME
-from ringfence.runtime.tool_result import AcceptsChanges, exit_code_of
+from ringfence.runtime.policy import ALLOW, BasePolicy, Hook, PolicyDecision, check_names, refuse_unknown
+from ringfence.runtime.tool import TOOL_NAME
+from ringfence.session.tool_result import AcceptsChanges, exit_code_of
 
 if TYPE_CHECKING:
     from ringfence.filesystem.ignored import IgnoredPaths
+    from ringfence.limits import Cancellation
     from ringfence.participants import Change
-    from ringfence.prompt.tool import Tool, ToolContext
-    from ringfence.runtime.limits import Cancellation
+    from ringfence.runtime.context import ToolContext
+    from ringfence.runtime.tool import Tool
 
 ASK_SECONDS = 300.0
 COMMANDS, WRITES = "commands", "writes"
