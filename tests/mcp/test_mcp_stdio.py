@@ -27,7 +27,7 @@ from ringfence_cli.serve.transports import MAX_LINE_BYTES
 from ringfence_sandbox import Workspace
 
 SERVE = [sys.executable, "-m", "ringfence_cli", "serve"]
-BARE = Path(__file__).parent.parent / "benchmarks/bare_mcp_server.py"
+BARE = Path(__file__).parents[2] / "benchmarks/bare_mcp_server.py"
 ENDED = 60.0
 """Seconds that a process has to end in."""
 DIGITS = b"9" * 5_000

@@ -70,7 +70,7 @@ engine = RayEngine(batch.ledger.out, address=sys.argv[2])
 next(Path(sys.argv[1]).glob(".driver-*")).rename({elsewhere!r})  # as if the nodes had another directory
 batch.run(engine=engine)
 """
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples/batch/on_ray.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/batch/on_ray.py"
 
 
 @pytest.fixture(scope="module")

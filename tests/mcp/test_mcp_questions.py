@@ -25,7 +25,7 @@ from ringfence_cli.serve.questions import Answer
 from ringfence_cli.serve.transports import listen, serve_http
 
 ERAS = ["legacy", MODERN]
-SERVER = str(Path(__file__).parent / "support/asking_server.py")
+SERVER = str(Path(__file__).parents[1] / "support/asking_server.py")
 
 
 @asynccontextmanager

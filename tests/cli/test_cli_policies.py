@@ -200,7 +200,7 @@ def test_a_policy_of_ones_own_in_a_python_file(tree: Path, tmp_path: Path) -> No
 
 
 def test_the_file_of_a_policy_that_the_page_shows_is_complete(tree: Path, tmp_path: Path) -> None:
-    page = (Path(__file__).parent.parent / "docs" / "build" / "policies.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "build" / "policies.md").read_text()
     (shown,) = re.findall(r"^```python\n(.*?)^```", page.partition("## In a file")[2], re.MULTILINE | re.DOTALL)
     (tmp_path / "no_breakpoint.py").write_text(shown)
     (policy,) = policies_of(tree, [f"{tmp_path / 'no_breakpoint.py'}:policy"])
@@ -259,7 +259,7 @@ def test_what_is_no_policy_is_wrong_usage(tree: Path, tmp_path: Path, spec: str,
 
 
 def test_the_file_that_the_page_shows_is_understood(tree: Path, tmp_path: Path) -> None:
-    page = (Path(__file__).parent.parent / "docs" / "use" / "policies.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "use" / "policies.md").read_text()
     (shown,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "owner.toml").write_text(shown)
     found = policies_of(tree, [str(tmp_path / "owner.toml")])

@@ -1,6 +1,7 @@
 """Writes a workspace and its store with the ringfence that is installed: test data for the versions after it.
 
-``python tests/make_store.py DIR`` makes DIR/root and DIR/store. `tests/stores/` has stores that earlier versions made.
+``python tests/workspace/make_store.py DIR`` makes DIR/root and DIR/store. `stores/` beside it has stores of earlier
+versions.
 """
 
 from __future__ import annotations
