@@ -22,9 +22,9 @@ from ringfence_batch import AttemptEnded, Batch, BatchTask, Engine, Ledger, Task
 from ringfence_batch.engine import Request
 from ringfence_batch.local import LocalEngine
 from ringfence_batch.sources import copy_source
-from ringfence_tools.agent_run import AgentTask, run_agent
-from ringfence_tools.model_specs import model_of
-from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace
+from ringfence_tools.runs.agent_run import AgentTask, run_agent
+from ringfence_tools.runs.model_specs import model_of
+from ringfence_tools.runs.run_workspace import DiskWorkspace, MemoryWorkspace
 
 AREA = "batch"
 FEW, MANY = 10, 110

@@ -27,6 +27,7 @@ PACKAGES = (
     "contrib_tools/ringfence_tools",
     "contrib_tools/ringfence_batch",
     "contrib_tools/ringfence_cli",
+    "contrib_tools/ringfence_mcp",
 )
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEMO = ROOT / "contrib_tools/ringfence_cli/demo/sample"

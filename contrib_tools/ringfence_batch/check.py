@@ -13,10 +13,10 @@ from ringfence.filesystem.hidden import HiddenFiles
 from ringfence_batch.sources import SourceError, check_source, local_source
 from ringfence_batch.task import BatchTask, TaskFileError
 from ringfence_sandbox import describe_stale_image
-from ringfence_tools.model_specs import model_of
-from ringfence_tools.policy_specs import is_code, parse_specs, refuse_path_of_host
-from ringfence_tools.spec_error import SpecError
-from ringfence_tools.unused_patterns import unused_patterns
+from ringfence_tools.runs.model_specs import model_of
+from ringfence_tools.runs.policy_specs import is_code, parse_specs, refuse_path_of_host
+from ringfence_tools.runs.spec_error import SpecError
+from ringfence_tools.runs.unused_patterns import unused_patterns
 
 
 def check_tasks(tasks: Sequence[BatchTask]) -> None:

@@ -31,15 +31,15 @@ from ringfence_batch.ledger import Attempt, Ledger, TaskResult
 from ringfence_batch.ledger import Outcome as TaskOutcome
 from ringfence_batch.sources import SourceError, copy_source, describe_left_out, local_source, unpack_source
 from ringfence_batch.task import BatchTask
-from ringfence_tools.agent_run import MASKED, AgentTask, RunOutcome, RunWatcher, run_agent
-from ringfence_tools.model_specs import model_of
-from ringfence_tools.own_code import sections_of
-from ringfence_tools.place import Place
 from ringfence_tools.planning import Plan
-from ringfence_tools.policy_specs import parse_specs
 from ringfence_tools.printable import how_to_apply, one_line
-from ringfence_tools.report import About, CheckEnded, Judgement, ReportFile, render_page
-from ringfence_tools.run_workspace import NO_HIDE, DiskWorkspace, MemoryWorkspace, RunWorkspace
+from ringfence_tools.runs.agent_run import MASKED, AgentTask, RunOutcome, RunWatcher, run_agent
+from ringfence_tools.runs.model_specs import model_of
+from ringfence_tools.runs.own_code import sections_of
+from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.policy_specs import parse_specs
+from ringfence_tools.runs.report import About, CheckEnded, Judgement, ReportFile, render_page
+from ringfence_tools.runs.run_workspace import NO_HIDE, DiskWorkspace, MemoryWorkspace, RunWorkspace
 
 CHECK_SECONDS = 600.0
 """The longest time of one check, unless the task's limit for commands says otherwise."""

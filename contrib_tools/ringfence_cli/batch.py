@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from ringfence_cli.options import AS_JSON, INTERRUPTED, Interruptible, Invocation, NotStartedError, seconds
-from ringfence_cli.signals import ALIKE
+from ringfence_cli.options import AS_JSON, Interruptible, Invocation, seconds
+from ringfence_tools.runs.command_errors import INTERRUPTED, NotStartedError
+from ringfence_tools.runs.signals import ALIKE
 
 if TYPE_CHECKING:
     from ringfence_batch import Batch, BatchTask, Ledger
@@ -133,8 +134,8 @@ def status(invocation: Invocation, out: Path) -> int:
     if invocation.wants_json:
         invocation.put_json(summary.to_json() | {"is_running": is_running})
         return exit_code
-    from ringfence_cli.outputs import put
     from ringfence_tools.printable import printable
+    from ringfence_tools.runs.outputs import put
 
     lines = [*_lines(summary), "it runs" if is_running else "nothing runs it"]
     if summary.without_result and not is_running:
@@ -190,7 +191,7 @@ def cancel(invocation: Invocation, out: Path, ids: tuple[str, ...]) -> int:
 def _advise(tasks: Sequence[BatchTask]) -> None:
     """Tell a person what of tasks that can be used may still be wrong."""
     from ringfence_batch.check import describe_stale_images, describe_unused_patterns
-    from ringfence_cli.outputs import MAX_LISTED, ErrorStream
+    from ringfence_tools.runs.outputs import MAX_LISTED, ErrorStream
 
     errors = ErrorStream()
     for lines in (describe_unused_patterns(tasks), describe_stale_images(tasks)):
@@ -206,8 +207,8 @@ def _act(invocation: Invocation, what: str, ids: Sequence[str], act: Callable[[s
     """Do something with each task, and tell of it. Name the damaged files, and go on. Return the exit code."""
     from ringfence_batch.ledger import DamagedFileError
     from ringfence_batch.summary import DAMAGED
-    from ringfence_cli.outputs import ErrorStream
     from ringfence_tools.printable import plural, printable
+    from ringfence_tools.runs.outputs import ErrorStream
 
     chosen, damaged = list[str](), list[str]()
     for task_id in ids:
@@ -247,7 +248,7 @@ def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given:
     from ringfence_batch import LedgerError, TaskFileError
     from ringfence_batch.summary import summarize
     from ringfence_cli.batch_view import shown
-    from ringfence_cli.outputs import ErrorStream
+    from ringfence_tools.runs.outputs import ErrorStream
 
     errors = ErrorStream()
     try:

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ringfence_batch import Progress
-from ringfence_cli.outputs import ErrorStream
 from ringfence_tools.printable import one_line
+from ringfence_tools.runs.outputs import ErrorStream
 
 REFRESH_SECONDS, LINE_SECONDS = 0.25, 30.0
 """How often a terminal is drawn anew, and how often there is a line where no terminal is."""

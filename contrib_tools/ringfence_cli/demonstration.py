@@ -22,14 +22,14 @@ import click
 from ringfence.adapters.model import ModelTurn
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.receipts import Receipt
-from ringfence_cli.outputs import ErrorStream, put_diff
 from ringfence_cli.run import run_watched, summary
-from ringfence_cli.signals import Signals
-from ringfence_tools.agent_run import AgentTask, RunWatcher, apply_changes
-from ringfence_tools.place import Place
 from ringfence_tools.planning import Plan
 from ringfence_tools.printable import outcome_words, why
-from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace
+from ringfence_tools.runs.agent_run import AgentTask, RunWatcher, apply_changes
+from ringfence_tools.runs.outputs import ErrorStream, put_diff
+from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.run_workspace import DiskWorkspace, MemoryWorkspace
+from ringfence_tools.runs.signals import Signals
 
 if TYPE_CHECKING:
     from ringfence_sandbox import PodmanSandbox

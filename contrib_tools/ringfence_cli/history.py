@@ -22,9 +22,7 @@ from ringfence.escapes import display_path, escape_path
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import is_dotgit
 from ringfence.receipts import change_json
-from ringfence_cli.options import AS_JSON, THIS_DIRECTORY, WITH_IGNORED, Command, Invocation, NotStartedError
-from ringfence_cli.outputs import ErrorStream, OutputFile, open_output, put, put_diff, recording
-from ringfence_cli.signals import Signals
+from ringfence_cli.options import AS_JSON, THIS_DIRECTORY, WITH_IGNORED, Command, Invocation
 from ringfence_cli.task_log import forget_tasks, recorded_runs, recorded_tasks
 from ringfence_sandbox import (
     StateDirectoryError,
@@ -34,7 +32,6 @@ from ringfence_sandbox import (
     find_workspace,
 )
 from ringfence_tools.printable import (
-    how_to_look,
     ignored_line,
     one_line,
     patch_json,
@@ -45,10 +42,14 @@ from ringfence_tools.printable import (
     unpatchable_changes,
     why,
 )
+from ringfence_tools.runs.command_errors import NotStartedError
+from ringfence_tools.runs.opened_workspace import recovery
+from ringfence_tools.runs.outputs import ErrorStream, OutputFile, open_output, put, put_diff, recording
+from ringfence_tools.runs.signals import Signals
 
 if TYPE_CHECKING:
     from ringfence.participants import Step
-    from ringfence_sandbox import Export, LogEntry, Recovered, Reversal, ReversalOutcome, StepName
+    from ringfence_sandbox import Export, LogEntry, Reversal, ReversalOutcome, StepName
 
 P = ParamSpec("P")
 
@@ -475,23 +476,6 @@ def _interrupted(directory: Path, before: str | None) -> str:
             back = f"`ringfence undo {_quoted(directory)}` reverses it"
             return f"interrupted after step {newest.number} ({newest.tool}) was committed: {back}"
     return f"interrupted; `ringfence log {_quoted(directory)}` has what is done"
-
-
-def recovery(recovered: Recovered, directory: Path) -> str:
-    """Describe the recovery of a crash to a person."""
-    call = f"the tool call {recovered.call_id} ({recovered.tool})" if recovered.call_id else "a change"
-    said = {
-        "rolled back": f"recovered: {call} was interrupted by a crash, and is rolled back",
-        "finished": f"recovered: {call} was committed before a crash, and is whole"
-        if recovered.tool
-        else "found at the opening:",
-        "set aside": f"{call} of another directory that was here before is set aside",
-    }[recovered.outcome]
-    more = [
-        f"{display_path(path)} was changed meanwhile, not by the call, and stays as it is"
-        for path in recovered.conflicts
-    ]
-    return how_to_look("\n  ".join([said, *more, *recovered.notes]), directory)
 
 
 def _report(done: Reversal, directory: Path, invocation: Invocation, dry_run: bool) -> int:

@@ -19,10 +19,10 @@ from rich.text import Text
 from ringfence.adapters.model import ModelRetry, ModelText, ModelTurn
 from ringfence.receipts import Outcome, Receipt
 from ringfence.session.events import ToolCallStarted, ToolOutput
-from ringfence_cli.outputs import ErrorStream
-from ringfence_tools.agent_run import RunStats, RunWatcher
 from ringfence_tools.planning import Plan, PlanStep
 from ringfence_tools.printable import MAX_REASON_CHARACTERS, one_line, outcome_words, params_summary, printable
+from ringfence_tools.runs.agent_run import RunStats, RunWatcher
+from ringfence_tools.runs.outputs import ErrorStream
 
 MAX_LINES, MAX_CHARACTERS = 20, 2_000
 """The most lines of a turn's text."""

@@ -20,17 +20,13 @@ from ringfence_cli.options import (
     ASK,
     ASK_TIMEOUT,
     IMAGE,
-    INTERRUPTED,
     POLICY,
     RECEIPTS,
     SECTION,
     THIS_DIRECTORY,
-    UNAVAILABLE,
     WITH_IGNORED,
-    BusyError,
     Commands,
     Invocation,
-    NotStartedError,
     container,
     hidden_of,
     hiding,
@@ -39,12 +35,13 @@ from ringfence_cli.options import (
 )
 from ringfence_cli.overrides import overrides
 from ringfence_cli.sandbox_commands import sandbox
-from ringfence_cli.signals import Signals
+from ringfence_tools.runs.command_errors import INTERRUPTED, UNAVAILABLE, BusyError, NotStartedError
+from ringfence_tools.runs.signals import Signals
 
 if TYPE_CHECKING:
     from typing import Literal
 
-    from ringfence_tools.place import WorkspaceKind
+    from ringfence_tools.runs.place import WorkspaceKind
 
 STANDARD_ERROR = 2
 HISTORY = {
@@ -214,7 +211,8 @@ def serve(
     """
     gc.disable()  # until the server runs: what is loaded stays, and looking for garbage in it takes a tenth of the time
     try:
-        from ringfence_cli.serve.command import ServeOptions, serve
+        from ringfence_mcp.command import serve
+        from ringfence_mcp.options import ServeOptions
 
         options = ServeOptions(
             directory,
@@ -318,7 +316,7 @@ def execute(signals: Signals) -> int:
     except Exception as error:
         message, exit_code = _describe(error)
         if invocation.command is serve:
-            from ringfence_cli.serve.refusal import refuse
+            from ringfence_mcp.refusal import refuse
 
             refuse(message, signals)
         if invocation.wants_json:
@@ -331,8 +329,8 @@ def _describe(error: Exception) -> tuple[str, int]:
     """Print an error. Return its message and the exit code."""
     from ringfence.errors import RingfenceError, SandboxUnavailableError, WorkspaceLockedError
     from ringfence.failures import describe_error, innermost, with_limit
-    from ringfence_cli.outputs import ErrorStream
     from ringfence_sandbox import StateDirectoryError
+    from ringfence_tools.runs.outputs import ErrorStream
 
     errors = ErrorStream()
     if isinstance(error, InterruptedError):  # nobody reads
@@ -372,7 +370,7 @@ def _failure(invocation: Invocation, error: Exception, message: str, exit_code: 
     """Return the JSON object of a failed command."""
     if invocation.command is not run:
         return {"error": message, "exit_code": exit_code}
-    from ringfence_tools.agent_run import EXIT_CODES, Outcome, RunOutcome
+    from ringfence_tools.runs.agent_run import EXIT_CODES, Outcome, RunOutcome
 
     outcome: Outcome = next(outcome for outcome, code in EXIT_CODES.items() if code == exit_code)
     return RunOutcome("busy" if isinstance(error, BusyError) else outcome, message).to_json()

@@ -11,44 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from ringfence.filesystem.hidden import HiddenFiles
-    from ringfence_cli.signals import Signals
-    from ringfence_tools.place import Place, WorkspaceKind
-    from ringfence_tools.spec_error import SpecError
+    from ringfence_tools.runs.place import Place, WorkspaceKind
+    from ringfence_tools.runs.signals import Signals
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
-UNAVAILABLE = 4
-"""The exit code where the sandbox is not available."""
-INTERRUPTED = 130
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_SECONDS = 365 * 24 * 3600.0
 BYTES = {"m": 1 << 20, "g": 1 << 30}
 LEAST_BYTES = 64 << 20
-
-
-class NotStartedError(click.ClickException):
-    """Nothing was started, although the command line is correct."""
-
-    exit_code = 2
-
-    @classmethod
-    def of(cls, error: OSError) -> Self:
-        return cls(f"{error.filename!r}: {error.strerror}")
-
-
-class BusyError(NotStartedError):
-    """Another process has the workspace open."""
-
-
-def spec_refused(error: SpecError, ctx: click.Context | None = None) -> click.BadParameter:
-    """Return the usage error for a SPEC that cannot be used."""
-    return click.BadParameter(str(error), ctx, param_hint=f"'{error.option}'")
 
 
 @dataclass(slots=True)
@@ -63,7 +40,7 @@ class Invocation:
 
     def put_json(self, record: Mapping[str, object]) -> None:
         """Print the JSON object of a command. Raises OSError if it cannot be written."""
-        from ringfence_cli.outputs import json_line, put
+        from ringfence_tools.runs.outputs import json_line, put
 
         self.wants_json = False
         put(json_line(record))
@@ -81,7 +58,8 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except ValueError as error:
-            from ringfence_tools.spec_error import SpecError
+            from ringfence_tools.runs.command_errors import spec_refused
+            from ringfence_tools.runs.spec_error import SpecError
 
             if isinstance(error, SpecError):
                 raise spec_refused(error, ctx) from None
@@ -338,7 +316,9 @@ def hidden_of(
         return None
     try:
         if hidden_globs:
-            from ringfence_tools.policy_specs import refuse_path_of_host  # what a start without --hide does not load
+            from ringfence_tools.runs.policy_specs import (
+                refuse_path_of_host,  # what a start without --hide does not load
+            )
 
             for glob in hidden_globs:
                 refuse_path_of_host(glob, directory)
@@ -349,7 +329,7 @@ def hidden_of(
 
 def place_of(workspace: WorkspaceKind | None, given: Mapping[str, Any]) -> Place:
     """Raise click.UsageError for an option of the container if the workspace has no container."""
-    from ringfence_tools.place import Place
+    from ringfence_tools.runs.place import Place
 
     place = Place(workspace, **given)
     if workspace not in (None, "podman") and place.options:

@@ -32,8 +32,8 @@ def overrides() -> None:
 def list_files(root: Path | None) -> int:
     """List the files with overrides, and how much is in each."""
     from ringfence.errors import PromptOverridesError
-    from ringfence_cli.outputs import put_line
     from ringfence_tools.printable import one_line, plural, printable
+    from ringfence_tools.runs.outputs import put_line
 
     store = _open_store(root)
     files = list(store.files())
@@ -62,8 +62,8 @@ def check(prompt: str, root: Path | None, tag: str) -> int:
     """
     from ringfence.errors import PromptOverridesError
     from ringfence.prompt.overrides import select_fitting
-    from ringfence_cli.outputs import put_line
     from ringfence_tools.printable import one_line, plural
+    from ringfence_tools.runs.outputs import put_line
 
     loaded, store = _load_prompt(prompt), _open_store(root)
     try:

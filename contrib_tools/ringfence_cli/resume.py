@@ -21,16 +21,17 @@ from ringfence.session.session import Session
 from ringfence.session.visibility import VisibilityOverrides
 from ringfence.tagged import decode, encode, types_within
 from ringfence_cli.history import opened
-from ringfence_cli.limits import RunLimits
-from ringfence_cli.options import Invocation, NotStartedError
-from ringfence_cli.outputs import ErrorStream, OutputFile
-from ringfence_cli.signals import Signals
+from ringfence_cli.options import Invocation
 from ringfence_cli.task_log import record_task
 from ringfence_sandbox import ShellEnvironment, store_directory
-from ringfence_tools.agent_run import PROMPT_NAME, RunStats
 from ringfence_tools.planning import Plan
 from ringfence_tools.printable import one_line
-from ringfence_tools.run_workspace import DiskWorkspace
+from ringfence_tools.runs.agent_run import PROMPT_NAME, RunStats
+from ringfence_tools.runs.command_errors import NotStartedError
+from ringfence_tools.runs.outputs import ErrorStream, OutputFile
+from ringfence_tools.runs.run_limits import RunLimits
+from ringfence_tools.runs.run_workspace import DiskWorkspace
+from ringfence_tools.runs.signals import Signals
 
 RECORD_NAME = "run.jsonl"
 KEPT_NAME = "run-before.jsonl"

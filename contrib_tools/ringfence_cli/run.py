@@ -24,44 +24,10 @@ from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.limits import utc_now
 from ringfence.secrets import Secrets, masked_logs
 from ringfence.session.session import Session
-from ringfence_cli.approval import NOBODY_AT_START, approval_of, nobody
-from ringfence_cli.hiding import hidden_as_before
-from ringfence_cli.history import recovery
-from ringfence_cli.limits import RunLimits, absolute_code, absolute_policy
-from ringfence_cli.options import BusyError, Invocation, hidden_of, place_of
-from ringfence_cli.outputs import (
-    MAX_LISTED,
-    ErrorStream,
-    OutputFile,
-    clear,
-    left_out_lines,
-    open_output,
-    put_diff,
-    refuse_one_file,
-)
-from ringfence_cli.own_code import reserve_stdout
-from ringfence_cli.policies import policies_of, unfit
-from ringfence_cli.receipts_file import ReceiptsFile
+from ringfence_cli.options import Invocation, hidden_of, place_of
 from ringfence_cli.resume import RunRecord, is_interrupted, run_to_resume
-from ringfence_cli.signals import Signals
 from ringfence_cli.task_log import record_task
-from ringfence_cli.telemetry import telemetry_of
-from ringfence_cli.workspace import in_memory, on_disk, recovered_before_copy, start_container
 from ringfence_sandbox import describe_replaced_root
-from ringfence_tools.agent_run import (
-    MASKED,
-    AgentTask,
-    RunOutcome,
-    RunStats,
-    RunWatcher,
-    apply_changes,
-    check_task,
-    run_agent,
-)
-from ringfence_tools.model_specs import model_of
-from ringfence_tools.own_code import sections_of
-from ringfence_tools.place import WorkspaceKind
-from ringfence_tools.policy_specs import is_code
 from ringfence_tools.printable import (
     how_to_apply,
     ignored_line,
@@ -71,12 +37,46 @@ from ringfence_tools.printable import (
     unpatchable_changes,
     why,
 )
-from ringfence_tools.run_workspace import RunWorkspace, protect_path
-from ringfence_tools.unused_patterns import unused_patterns
+from ringfence_tools.runs.agent_run import (
+    MASKED,
+    AgentTask,
+    RunOutcome,
+    RunStats,
+    RunWatcher,
+    apply_changes,
+    check_task,
+    run_agent,
+)
+from ringfence_tools.runs.asking import NOBODY_AT_START, approval_of, nobody
+from ringfence_tools.runs.command_errors import BusyError
+from ringfence_tools.runs.hiding import hidden_as_before
+from ringfence_tools.runs.model_specs import model_of
+from ringfence_tools.runs.opened_workspace import in_memory, on_disk, recovered_before_copy, recovery, start_container
+from ringfence_tools.runs.outputs import (
+    MAX_LISTED,
+    ErrorStream,
+    OutputFile,
+    clear,
+    left_out_lines,
+    open_output,
+    put_diff,
+    refuse_one_file,
+)
+from ringfence_tools.runs.own_code import sections_of
+from ringfence_tools.runs.owner_policies import policies_of, unfit
+from ringfence_tools.runs.place import WorkspaceKind
+from ringfence_tools.runs.policy_specs import is_code
+from ringfence_tools.runs.receipts_file import ReceiptsFile
+from ringfence_tools.runs.reserved_stdout import reserve_stdout
+from ringfence_tools.runs.run_limits import RunLimits, absolute_code, absolute_policy
+from ringfence_tools.runs.run_workspace import RunWorkspace, protect_path
+from ringfence_tools.runs.signals import Signals
+from ringfence_tools.runs.span_export import telemetry_of
+from ringfence_tools.runs.unused_patterns import unused_patterns
 
 if TYPE_CHECKING:
     from ringfence_cli.terminal import Terminal
-    from ringfence_tools.report import ReportFile, Split
+    from ringfence_tools.runs.report import ReportFile, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
     receipts = open_output(ReceiptsFile, options.receipts, directory, stack)
     report = None
     if options.report is not None:
-        from ringfence_tools.report import ReportFile
+        from ringfence_tools.runs.report import ReportFile
 
         report = open_output(
             partial(ReportFile, directory=directory, split=_split(workspace)), options.report, directory, stack
@@ -407,7 +407,7 @@ def apply_outcome(outcome: RunOutcome, task: AgentTask, signals: Signals) -> Non
 
 
 def _render_report(run: Run, outcome: RunOutcome, report: ReportFile) -> bytes:
-    from ringfence_tools.report import About, render_page
+    from ringfence_tools.runs.report import About, render_page
 
     directory = Path(os.path.abspath(run.options.directory))  # who reads it is somewhere else
     next_steps = list(_next_steps(run, directory, outcome))

@@ -8,7 +8,8 @@ from typing import Literal
 
 import click
 
-from ringfence_cli.options import AS_JSON, UNAVAILABLE, Interruptible, Invocation
+from ringfence_cli.options import AS_JSON, Interruptible, Invocation
+from ringfence_tools.runs.command_errors import UNAVAILABLE
 
 IMAGES = ("base", "node", "python")
 """The images that come with ringfence. A directory of such a name is written ./NAME."""
@@ -28,9 +29,9 @@ def doctor(invocation: Invocation, image: str | None) -> int:
 
     Exit codes: 0 everything works, 4 something does not.
     """
-    from ringfence_cli.outputs import put_line
     from ringfence_sandbox import Finding, examine_sandbox
     from ringfence_tools.printable import printable
+    from ringfence_tools.runs.outputs import put_line
 
     findings: list[Finding] = []
     for finding in examine_sandbox(image):
@@ -67,8 +68,8 @@ def build(
     devcontainer.json. `run` and `serve` use the image for DIR from then on. NAME is python (the default image), node
     (with Node.js, too) or base (a shell, no Python); built ones are left as they are. Prints the names of images.
     """
-    from ringfence_cli.outputs import ErrorStream, put_line
     from ringfence_sandbox import build_images, build_project_image
+    from ringfence_tools.runs.outputs import ErrorStream, put_line
 
     progress = ErrorStream().say
     directory = names[0] if len(names) == 1 and os.path.isdir(names[0]) and names[0] not in IMAGES else None

@@ -9,12 +9,13 @@ import click
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence.escapes import escape_path
-from ringfence_cli.options import AS_JSON, BusyError, Commands, Invocation, NotStartedError
-from ringfence_cli.outputs import ErrorStream, put
-from ringfence_cli.policies import FILE_NAME
+from ringfence_cli.options import AS_JSON, Commands, Invocation
 from ringfence_sandbox import HistoryStore, forget_store
 from ringfence_sandbox import stores as all_stores
 from ringfence_tools.printable import plural, why
+from ringfence_tools.runs.command_errors import BusyError, NotStartedError
+from ringfence_tools.runs.outputs import ErrorStream, put
+from ringfence_tools.runs.owner_policies import FILE_NAME
 
 
 @click.group(cls=Commands, invoke_without_command=True)

@@ -7,8 +7,8 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from ringfence_cli.outputs import OutputFile
 from ringfence_sandbox import store_directory
+from ringfence_tools.runs.outputs import OutputFile
 
 TASKS_NAME = "tasks.jsonl"
 

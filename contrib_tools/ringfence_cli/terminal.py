@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ringfence.policies.approval import Approval, ApprovalRequest
-from ringfence_cli.approval import question_lines
-from ringfence_cli.outputs import MAX_DIFF_LINES, ErrorStream
+from ringfence_tools.runs.asking import question_lines
+from ringfence_tools.runs.outputs import MAX_DIFF_LINES, ErrorStream
 
 CHOICES = "yes, no, no REASON, always, all ({seconds:.0f} s, then no) "
 MAX_OUTPUT_LINES = 40

@@ -53,6 +53,7 @@ MOVED = {
     "ringfence.runtime.receipts": "ringfence.receipts",
     "ringfence.runtime.reducers": "ringfence.session.visibility",
     "ringfence.runtime.tool_result": "ringfence.session.tool_result",
+    "ringfence_tools.agent_run": "ringfence_tools.runs.agent_run",
 }
 """Where a module of earlier versions, or a type of one (``module:name``), is now: what they wrote can be read still."""
 

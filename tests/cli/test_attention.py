@@ -16,9 +16,9 @@ from ringfence.filesystem.paths import GIT_ADVICE
 from ringfence.limits import utc_now
 from ringfence.participants import Change, FileVersion
 from ringfence.runtime import PolicyVerdict, Receipt
-from ringfence_tools.attention import attention, with_moves
 from ringfence_tools.printable import outcome_words
-from ringfence_tools.report import render_call, render_patch
+from ringfence_tools.runs.attention import attention, with_moves
+from ringfence_tools.runs.report import render_call, render_patch
 
 FILE = FileVersion("file", 0o644, 3, content_hash="a")
 

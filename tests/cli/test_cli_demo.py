@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from ringfence_cli import main
 from ringfence_cli.demonstration import copy_files, demonstrate, run_tests
 from ringfence_cli.options import Invocation
-from ringfence_cli.signals import Signals
+from ringfence_tools.runs.signals import Signals
 
 DATA = Path(str(files("ringfence_cli") / "demo"))
 DEMO = [sys.executable, "-m", "ringfence_cli", "demo"]

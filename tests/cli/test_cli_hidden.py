@@ -18,10 +18,10 @@ from store_bytes import store_bytes
 
 from ringfence.filesystem import HiddenFiles
 from ringfence.testing import held_call
-from ringfence_cli.hiding import hidden_as_before
-from ringfence_cli.serve.workspaces import open_workspace
+from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import Workspace, describe_lost_rule, remembered_hidden, store_directory
-from ringfence_tools.place import Place
+from ringfence_tools.runs.hiding import hidden_as_before
+from ringfence_tools.runs.place import Place
 
 SECRET = b"a-secret-value-of-the-host"
 NOTE = b"a-private-note-of-the-host"

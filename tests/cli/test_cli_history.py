@@ -25,13 +25,13 @@ from ringfence import ToolValidationError
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.runtime import Receipt
 from ringfence.testing import held_call
-from ringfence_cli.history import recovery
 from ringfence_cli.live import call_text
 from ringfence_cli.task_log import recorded_tasks
 from ringfence_sandbox import HostFilesystem, Recovered, Workspace
 from ringfence_tools import HostMount
 from ringfence_tools.mounts import mount_all
-from ringfence_tools.report import render_call
+from ringfence_tools.runs.opened_workspace import recovery
+from ringfence_tools.runs.report import render_call
 from ringfence_workspace.tree.places import store_of
 
 

@@ -22,9 +22,9 @@ import pytest
 from ringfence.adapters import ScriptedAdapter
 from ringfence_cli.main import execute
 from ringfence_cli.run import apply_outcome
-from ringfence_cli.signals import Signals
-from ringfence_tools.agent_run import AgentTask, run_agent
-from ringfence_tools.run_workspace import MemoryWorkspace
+from ringfence_tools.runs.agent_run import AgentTask, run_agent
+from ringfence_tools.runs.run_workspace import MemoryWorkspace
+from ringfence_tools.runs.signals import Signals
 
 STARTED = 30.0
 """Seconds that a process has to come to its first call."""

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ringfence.adapters import ModelText, ModelTurn, Turn
 from ringfence_cli.live import View
-from ringfence_tools.agent_run import RunStats
+from ringfence_tools.runs.agent_run import RunStats
 
 EDIT = {
     "text": "I read it, then I change it.",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from command_line import ringfence_text
 
-from ringfence_cli.policies import policies_of
+from ringfence_tools.runs.owner_policies import policies_of
 
 CALLS: list[Mapping[str, object]] = [
     {"name": "read_file", "arguments": {"file_path": "a.txt"}},

@@ -26,9 +26,9 @@ from ringfence.adapters import ModelTurn, Turn
 from ringfence.participants import Change, FileVersion
 from ringfence.runtime import PolicyVerdict, Receipt, RejectedToolParams
 from ringfence_sandbox import Workspace
-from ringfence_tools import report as pages
-from ringfence_tools.agent_run import RunStats
-from ringfence_tools.report import ReportFile, render_call, render_patch, render_turn
+from ringfence_tools.runs import report as pages
+from ringfence_tools.runs.agent_run import RunStats
+from ringfence_tools.runs.report import ReportFile, render_call, render_patch, render_turn
 
 VOID = frozenset({"meta", "img", "br", "link"})
 HOSTILE = [

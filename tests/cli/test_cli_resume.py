@@ -26,16 +26,16 @@ from command_line import served_once
 from ringfence import PromptEvaluationError, Session, serde
 from ringfence.adapters import Message, MessageAdded, ScriptedAdapter
 from ringfence.testing import held_call
-from ringfence_cli.limits import RunLimits, join_policies
 from ringfence_cli.options import container, place_of
-from ringfence_cli.outputs import OutputFile
 from ringfence_cli.resume import RunRecord, interrupted_run, record_of
 from ringfence_cli.run import run_watched
-from ringfence_cli.signals import Signals
 from ringfence_sandbox import SandboxLimits, Workspace
-from ringfence_tools.agent_run import AgentTask, RunOutcome
-from ringfence_tools.place import Place
-from ringfence_tools.run_workspace import DiskWorkspace
+from ringfence_tools.runs.agent_run import AgentTask, RunOutcome
+from ringfence_tools.runs.outputs import OutputFile
+from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.run_limits import RunLimits, join_policies
+from ringfence_tools.runs.run_workspace import DiskWorkspace
+from ringfence_tools.runs.signals import Signals
 
 DONE: Mapping[str, Any] = {"text": "Done."}
 
@@ -154,7 +154,7 @@ def test_with_its_task_a_run_is_resumed_only_if_there_is_one_of_that_task(tree: 
 
 KILLED_AT_ITS_END = """
 import os, signal
-from ringfence_tools.agent_run import RunOutcome
+from ringfence_tools.runs.agent_run import RunOutcome
 RunOutcome.to_json = lambda *of: os.kill(os.getpid(), signal.SIGKILL)
 from ringfence_cli.main import main
 main()
@@ -662,7 +662,7 @@ def test_the_time_that_a_run_has_taken_is_gone_for_its_resume(tree: Path) -> Non
 KILLED = """
 import os, signal, sys
 from ringfence_cli.main import main
-from ringfence_cli.receipts_file import ReceiptsFile
+from ringfence_tools.runs.receipts_file import ReceiptsFile
 from ringfence_workspace.transaction.call_log import CallLog
 
 outcome, write_commit, call = sys.argv.pop(1), CallLog.commit, ReceiptsFile.call

@@ -24,9 +24,9 @@ from ringfence.adapters import PromptEvaluationError, ScriptedAdapter
 from ringfence_cli import main
 from ringfence_cli.options import Invocation
 from ringfence_cli.run import read_task
-from ringfence_cli.signals import Signals
-from ringfence_tools.agent_run import AgentTask, apply_changes, run_agent
-from ringfence_tools.run_workspace import MemoryWorkspace
+from ringfence_tools.runs.agent_run import AgentTask, apply_changes, run_agent
+from ringfence_tools.runs.run_workspace import MemoryWorkspace
+from ringfence_tools.runs.signals import Signals
 
 Turn = Mapping[str, Any]
 DONE: Turn = {"text": "Done."}

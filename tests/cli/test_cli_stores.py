@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from command_line import ringfence, ringfence_text
 
-from ringfence_cli.policies import owner_file
 from ringfence_cli.resume import record_of
 from ringfence_sandbox import Workspace, store_directory
+from ringfence_tools.runs.owner_policies import owner_file
 
 
 @pytest.fixture

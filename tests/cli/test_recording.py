@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence_cli.outputs import CLEARED, recording
 from ringfence_sandbox import Workspace
+from ringfence_tools.runs.outputs import CLEARED, recording
 
 
 class Terminal(io.StringIO):

@@ -14,7 +14,7 @@ from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.prompt import ApprovalPolicy, PathPolicy, RequireCleanTestsPolicy
 from ringfence_batch import TaskFileError, check_tasks, read_tasks
 from ringfence_batch.check import describe_unused_patterns
-from ringfence_tools.unused_patterns import unused_patterns
+from ringfence_tools.runs.unused_patterns import unused_patterns
 
 NEVER = [" /a", "a ", "\t", "a\n", "[z-a]", "src/[z-a]*", "[!9-0]", "/x/[b-a]/**"]
 UNUSED = ["a,b", "/etc/passwd", "!src", "~/x", "src\\x", "a|b", "[a", "$HOME/x", "*.rs", "/b.py", "src/*.py,a.txt"]

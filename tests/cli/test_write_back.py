@@ -20,7 +20,7 @@ from ringfence.participants import Change, FileVersion, Step
 from ringfence_sandbox import Workspace, is_reserved
 from ringfence_tools import HostMount
 from ringfence_tools.mounts import mount_all
-from ringfence_tools.write_back import write_back
+from ringfence_tools.runs.write_back import write_back
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9.txt")
 
@@ -383,7 +383,7 @@ import os, sys
 from ringfence.errors import WorkspaceConflictError
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence_tools.mounts import HostMount, mount_all
-from ringfence_tools.write_back import write_back
+from ringfence_tools.runs.write_back import write_back
 files = InMemoryFilesystem()
 mount_all(files, [HostMount(sys.argv[1])], None)
 since = files.snapshot()

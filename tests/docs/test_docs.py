@@ -29,7 +29,7 @@ from ringfence_tools import (
     VfsToolsSection,
     WorkspaceFileSystem,
 )
-from ringfence_tools.agent_run import CALL_OUTCOMES, EXIT_CODES, RunOutcome
+from ringfence_tools.runs.agent_run import CALL_OUTCOMES, EXIT_CODES, RunOutcome
 
 PAGES = [*pages()]
 README = Page(PROJECT / "README.md")

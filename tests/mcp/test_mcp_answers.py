@@ -21,10 +21,10 @@ from mcp_types import CallToolResult, Implementation, TextContent
 
 from ringfence.prompt import Section
 from ringfence.runtime import Session
-from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
+from ringfence_mcp.workspaces import ServedWorkspace, open_workspace
 from ringfence_sandbox import HostFilesystem, PodmanSandbox
 from ringfence_tools import PodmanSandboxSection, VfsToolsSection
-from ringfence_tools.place import Place
+from ringfence_tools.runs.place import Place
 
 pytestmark = pytest.mark.anyio
 MAX_TOOL_LIST = 6_000

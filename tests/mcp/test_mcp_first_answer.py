@@ -16,8 +16,8 @@ from mcp_servers import HELLO, Bench, LineClient, collecting, in_background, mes
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from ringfence.runtime import Receipt
-from ringfence_cli.serve.first_answer import VERSIONS, Begun, answer_first
-from ringfence_cli.serve.transports import serve_stdio
+from ringfence_mcp.first_answer import VERSIONS, Begun, answer_first
+from ringfence_mcp.transports import serve_stdio
 
 HEAVY = {"mcp", "mcp_types", "pydantic", "anyio", "asyncio", "httpx2", "starlette", "uvicorn", "opentelemetry"}
 IMPORTS = """

@@ -17,10 +17,10 @@ import pytest
 from command_line import ringfence_text
 from mcp_servers import ERAS, HEADERS, HELLO, MODERN, TOKEN, HttpServer, http_server, many_files, message
 
-from ringfence_cli.serve.transports import is_loopback, parse_address
-from ringfence_cli.serve.workspaces import open_workspace
+from ringfence_mcp.transports import is_loopback, parse_address
+from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import Workspace
-from ringfence_tools.place import Place
+from ringfence_tools.runs.place import Place
 
 ENDED = 60.0
 

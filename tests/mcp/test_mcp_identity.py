@@ -18,13 +18,13 @@ from mcp_types import CallToolResult, Implementation, TextContent
 
 from ringfence import Prompt, PromptTemplate, Session, ToolExecutor
 from ringfence.runtime import Receipt
-from ringfence_cli.serve.identity import CLIENT_HEADER
-from ringfence_cli.serve.workspaces import open_workspace
+from ringfence_mcp.identity import CLIENT_HEADER
+from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import Workspace
 from ringfence_tools import VfsToolsSection
 from ringfence_tools.history import HistoryToolsSection
-from ringfence_tools.place import Place
 from ringfence_tools.printable import printable
+from ringfence_tools.runs.place import Place
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from command_line import ringfence_text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence_cli.config_files import ConfigFile
+from ringfence_mcp.config_files import ConfigFile
 
 CLAUDE = """\
 {

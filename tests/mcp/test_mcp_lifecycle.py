@@ -19,10 +19,10 @@ from mcp_servers import HELLO, LineClient
 
 from ringfence.errors import CallCancelledError
 from ringfence.runtime import Cancellation
-from ringfence_cli.policies import owner_file
-from ringfence_cli.serve.workspaces import open_workspace
+from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import Workspace, store_directory
-from ringfence_tools.place import Place
+from ringfence_tools.runs.owner_policies import owner_file
+from ringfence_tools.runs.place import Place
 
 PATIENT = 60.0
 SLOW = """

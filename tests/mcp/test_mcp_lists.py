@@ -25,11 +25,11 @@ from mcp_types import METHOD_NOT_FOUND, TextContent
 from ringfence.errors import RestoreFailedError
 from ringfence.prompt import Tool
 from ringfence.runtime import Cancellation
-from ringfence_cli.policies import owner_file
-from ringfence_cli.serve.server import WorkspaceServer, resource_uri
-from ringfence_cli.serve.transports import listen, serve_http
-from ringfence_cli.serve.workspaces import ServedWorkspace
+from ringfence_mcp.server import WorkspaceServer, resource_uri
+from ringfence_mcp.transports import listen, serve_http
+from ringfence_mcp.workspaces import ServedWorkspace
 from ringfence_sandbox import Workspace
+from ringfence_tools.runs.owner_policies import owner_file
 
 pytestmark = pytest.mark.anyio
 SERVE = ["-m", "ringfence_cli", "serve"]

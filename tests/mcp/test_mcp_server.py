@@ -19,13 +19,13 @@ from mcp_servers import Bench, collecting, server_of
 from mcp_types import CallToolResult, TextContent, TextResourceContents
 
 from ringfence.runtime import Cancellation, Receipt
-from ringfence_cli.serve.answers import SHOWN_BY_OTHERS
-from ringfence_cli.serve.clients import MAX_ITEMS, fit_structured
-from ringfence_cli.serve.clients import Client as SessionOfClient
-from ringfence_cli.serve.server import MAX_RESOURCE_BYTES, PAGE_SIZE, WorkspaceServer, resource_uri
-from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
+from ringfence_mcp.answers import SHOWN_BY_OTHERS
+from ringfence_mcp.clients import MAX_ITEMS, fit_structured
+from ringfence_mcp.clients import Client as SessionOfClient
+from ringfence_mcp.server import MAX_RESOURCE_BYTES, PAGE_SIZE, WorkspaceServer, resource_uri
+from ringfence_mcp.workspaces import ServedWorkspace, open_workspace
 from ringfence_tools.files import Listing
-from ringfence_tools.place import Place
+from ringfence_tools.runs.place import Place
 
 pytestmark = pytest.mark.anyio
 

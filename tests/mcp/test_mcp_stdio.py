@@ -21,10 +21,10 @@ from mcp_servers import HELLO, Bench, LineClient, PipeServer, many_files, pipe_s
 from mcp_types import TextContent
 
 from ringfence.errors import WorkspaceLockedError
-from ringfence_cli.policies import owner_file
-from ringfence_cli.serve import transports
-from ringfence_cli.serve.transports import MAX_LINE_BYTES
+from ringfence_mcp import transports
+from ringfence_mcp.transports import MAX_LINE_BYTES
 from ringfence_sandbox import Workspace
+from ringfence_tools.runs.owner_policies import owner_file
 
 SERVE = [sys.executable, "-m", "ringfence_cli", "serve"]
 BARE = Path(__file__).parents[2] / "benchmarks/bare_mcp_server.py"

@@ -33,8 +33,8 @@ from ringfence.prompt import (
 )
 from ringfence.runtime import Receipt, Session
 from ringfence.secrets import Secrets
-from ringfence_cli.approval import question_lines
 from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_tools.runs.asking import question_lines
 
 Answer = Callable[[ApprovalRequest], Any]
 GRACE_SECONDS = 4.5

@@ -47,10 +47,10 @@ from ringfence.runtime.kept_results import kept_result
 from ringfence.secrets import MaskedStream, Secrets, masked_logs
 from ringfence.session.events import ToolCallStarted, ToolInvoked
 from ringfence.telemetry import Telemetry
-from ringfence_cli.serve.clients import Client
-from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace
+from ringfence_mcp.clients import Client
+from ringfence_mcp.workspaces import ServedWorkspace, open_workspace
 from ringfence_tools import VfsToolsSection
-from ringfence_tools.place import Place
+from ringfence_tools.runs.place import Place
 
 VALUE = "s3cret/Valü&e+7 <x>'"
 TOKEN = "ghp_0123456789abcdefghijABCDEFGHIJ"

@@ -24,10 +24,10 @@ from ringfence import (
 from ringfence.filesystem import Filesystem
 from ringfence.participants import sort_participants
 from ringfence.runtime import Receipt, ToolInvoked, Transaction, final_receipts, tool_transaction
-from ringfence_cli.receipts_file import ReceiptsFile
-from ringfence_cli.signals import Signals
 from ringfence_tools import VfsToolsSection
-from ringfence_tools.agent_run import RunObserver, RunStats
+from ringfence_tools.runs.agent_run import RunObserver, RunStats
+from ringfence_tools.runs.receipts_file import ReceiptsFile
+from ringfence_tools.runs.signals import Signals
 
 Act = Callable[[ToolExecutor], ToolResult[None]]
 NO: ToolResult[None] = ToolResult.error("no")

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from mcp_servers import ERAS, MODERN, http_server
 
-from ringfence_cli.serve.workspaces import open_workspace
-from ringfence_tools.place import Place
+from ringfence_mcp.workspaces import open_workspace
+from ringfence_tools.runs.place import Place
 
 Tree = Mapping[str, str]
 PATHS = ("a", "b", "d/a", "d/b")

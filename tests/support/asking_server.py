@@ -8,10 +8,10 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
-from ringfence_cli.serve.first_answer import reserve_streams
-from ringfence_cli.serve.questions import Elicitation, answer_in, ask, asking_result, elicitation_of
-from ringfence_cli.serve.server import Connected
-from ringfence_cli.serve.transports import serve_stdio
+from ringfence_mcp.first_answer import reserve_streams
+from ringfence_mcp.questions import Elicitation, answer_in, ask, asking_result, elicitation_of
+from ringfence_mcp.server import Connected
+from ringfence_mcp.transports import serve_stdio
 
 CHOICES = ("yes", "no")
 STATE = "the call"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from ringfence_cli.main import execute
-from ringfence_cli.signals import Signals
+from ringfence_tools.runs.signals import Signals
 
 READ_AT_START = ("PYTHON", "LANG", "LC_")
 

@@ -24,10 +24,10 @@ from mcp.client.streamable_http import streamable_http_client
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, Section, Tool, ToolContext, ToolResult
 from ringfence.runtime import Cancellation, Receipt, Session
-from ringfence_cli.serve.clients import Client as SessionOfClient
-from ringfence_cli.serve.server import WorkspaceServer
-from ringfence_cli.serve.transports import listen, serve_http, serve_stdio
-from ringfence_cli.serve.workspaces import ServedWorkspace
+from ringfence_mcp.clients import Client as SessionOfClient
+from ringfence_mcp.server import WorkspaceServer
+from ringfence_mcp.transports import listen, serve_http, serve_stdio
+from ringfence_mcp.workspaces import ServedWorkspace
 from ringfence_tools import VfsToolsSection
 
 PATIENT = 30.0

@@ -21,7 +21,7 @@ from ringfence.resources import Binding
 from ringfence.runtime import Receipt
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_tools.run_workspace import MemoryWorkspace
+from ringfence_tools.runs.run_workspace import MemoryWorkspace
 
 SECRET = "a-secret-value-of-the-host"
 OLD = "an-old-secret-value-of-the-host"

@@ -22,7 +22,7 @@ from ringfence.prompt import HiddenFilesPolicy, ProtectedFilesPolicy, Tool, Tool
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools import VfsToolsSection
-from ringfence_tools.run_workspace import DiskWorkspace, MemoryWorkspace
+from ringfence_tools.runs.run_workspace import DiskWorkspace, MemoryWorkspace
 
 SECRETS = (b"first-secret-value", b"second-secret-value", b"third-secret-value", b"fourth-secret-value")
 HIDDEN = (".env", "app/.env.local", "hard.txt", "keys/server.pem", "plain/target.txt", "vault")

@@ -21,12 +21,12 @@ from ringfence.filesystem import HiddenFiles
 from ringfence.runtime import Cancellation, Session, ToolCallStarted, ToolInvoked
 from ringfence.session.events import ToolOutput
 from ringfence_cli.resume import record_of
-from ringfence_cli.serve.clients import Client
-from ringfence_cli.serve.workspaces import open_workspace
+from ringfence_mcp.clients import Client
+from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import PodmanSandbox, ShellEnvironment, Workspace, store_directory
 from ringfence_sandbox.container.connection import OwnService
 from ringfence_tools import PodmanSandboxSection
-from ringfence_tools.place import Place
+from ringfence_tools.runs.place import Place
 
 pytestmark = pytest.mark.usefixtures("podman", "limits_hold")
 MakeSandbox = Callable[..., PodmanSandbox]

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from ringfence.adapters.loop import LoopAdapter
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence_tools.printable import why
-from ringfence_tools.spec_error import SpecError
+from ringfence_tools.runs.spec_error import SpecError
 
 if TYPE_CHECKING:
     from ringfence.adapters import AnthropicAdapter, OpenAIAdapter

@@ -13,9 +13,9 @@ from ringfence.errors import PromptValidationError
 from ringfence.filesystem.edits import read_host_text
 from ringfence.policies.effects import DeletionLimitPolicy, PathPolicy, ProtectedFilesPolicy, RequireCleanTestsPolicy
 from ringfence.runtime.policy import Policy
-from ringfence_tools.own_code import policy_of
 from ringfence_tools.printable import why
-from ringfence_tools.spec_error import SpecError
+from ringfence_tools.runs.own_code import policy_of
+from ringfence_tools.runs.spec_error import SpecError
 
 KINDS = "allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB, FILE.toml or FILE.py:NAME"
 

@@ -31,11 +31,11 @@ from ringfence.receipts import Receipt, change_json
 from ringfence.runtime.policy import Policy
 from ringfence.session.events import ToolCallStarted, ToolInvoked, ToolOutput
 from ringfence.session.session import Session
-from ringfence_tools.attention import Attention, attention
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.planning import Plan, PlanningStrategy, PlanningToolsSection
 from ringfence_tools.printable import one_line, patch_json, plural
-from ringfence_tools.run_workspace import RunWorkspace, own_policies
+from ringfence_tools.runs.attention import Attention, attention
+from ringfence_tools.runs.run_workspace import RunWorkspace, own_policies
 
 Outcome = Literal[
     "done", "failed", "not_started", "busy", "provider_failed", "no_sandbox", "limit_reached", "interrupted"

@@ -12,8 +12,6 @@ from ringfence.errors import PromptValidationError
 from ringfence.escapes import display_path
 from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.policies.approval import ASK_SECONDS, Approval, ApprovalPolicy, ApprovalRequest, Ask
-from ringfence_cli.outputs import diff_style
-from ringfence_tools.policy_specs import refuse_path_of_host
 from ringfence_tools.printable import (
     given_params,
     line_counts,
@@ -23,6 +21,8 @@ from ringfence_tools.printable import (
     printable,
     unpatchable_changes,
 )
+from ringfence_tools.runs.outputs import diff_style
+from ringfence_tools.runs.policy_specs import refuse_path_of_host
 
 NOBODY = "nobody can be asked here, since there is no terminal: that counts as a no"
 NOBODY_AT_START = "nobody can answer here, since there is no terminal: what --ask asks about is denied"

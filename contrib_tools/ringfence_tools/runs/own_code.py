@@ -20,9 +20,9 @@ from ringfence.prompt.section import Section
 from ringfence.runtime.policy import Policy, check_policy
 from ringfence.runtime.tool import Tool
 from ringfence.session.session import Session
-from ringfence_tools.agent_run import MakeSection
 from ringfence_tools.printable import why
-from ringfence_tools.spec_error import SpecError
+from ringfence_tools.runs.agent_run import MakeSection
+from ringfence_tools.runs.spec_error import SpecError
 
 _SECTION, _POLICY = "--section", "--policy"
 _WANTED_SECTION = "it is FILE.py:NAME or MODULE:NAME, of a section or a function from a session to one"

@@ -8,23 +8,20 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
-from ringfence_cli.options import INTERRUPTED
-from ringfence_cli.serve.first_answer import Begun, answer_first, reserve_streams
-from ringfence_cli.signals import Signals
+from ringfence_mcp.first_answer import Begun, answer_first, reserve_streams
+from ringfence_mcp.options import ServeOptions
+from ringfence_tools.runs.command_errors import INTERRUPTED
+from ringfence_tools.runs.signals import Signals
 
 if TYPE_CHECKING:
-    from ringfence.filesystem.hidden import HiddenFiles
-    from ringfence_cli.serve.opening import LazyWorkspace
-    from ringfence_cli.serve.server import WorkspaceServer
-    from ringfence_tools.place import Place
+    from ringfence_mcp.opening import LazyWorkspace
+    from ringfence_mcp.server import WorkspaceServer
 
 TOKEN_VARIABLE = "RINGFENCE_MCP_TOKEN"  # noqa: S105  # its name
 MIN_TOKEN_CHARACTERS = 16
@@ -32,31 +29,6 @@ MIN_TOKEN_CHARACTERS = 16
 PACKAGES = ("anyio", "mcp", "mcp_types")
 
 Serve: TypeAlias = "Callable[[WorkspaceServer], Awaitable[None]]"
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """The options of the command. ``http`` is HOST:PORT, or None for stdio."""
-
-    directory: Path
-    place: Place
-    http: str | None = None
-    allowed_hosts: Sequence[str] = ()
-    receipts: Path | None = None
-    read_only: bool = False
-    hide: HiddenFiles | None = None
-    policies: Sequence[str] = ()
-    sections: Sequence[str] = ()
-    max_answer: int | None = None
-    asks: Sequence[str] = ()
-    ask_seconds: float | None = None
-    at_terminal: bool = field(default_factory=lambda: os.isatty(0))
-    allow_git: bool = False
-
-    @property
-    def has_person(self) -> bool:
-        """Whether a person has started the server, and not a client."""
-        return self.http is not None or self.at_terminal
 
 
 def serve(options: ServeOptions, signals: Signals) -> int:
@@ -92,23 +64,23 @@ def _start(options: ServeOptions, stack: ExitStack) -> WorkspaceServer:
     """Make the server. If a person has started it, open the workspace. ``stack`` closes it."""
     telemetry = None
     if any(name.startswith("OTEL_") for name in os.environ):  # before the SDK has a first span
-        from ringfence_cli.outputs import ErrorStream
-        from ringfence_cli.telemetry import telemetry_of
+        from ringfence_tools.runs.outputs import ErrorStream
+        from ringfence_tools.runs.span_export import telemetry_of
 
         telemetry = telemetry_of(ErrorStream(), stack)
 
     approvals = None
     if options.asks:
-        from ringfence_cli.serve.approvals import Approvals
+        from ringfence_mcp.approvals import Approvals
 
         approvals = Approvals()
 
     def load() -> LazyWorkspace:
-        from ringfence_cli.serve.opening import LazyWorkspace
+        from ringfence_mcp.opening import LazyWorkspace
 
         return stack.enter_context(closing(LazyWorkspace(options, telemetry, approvals)))
 
-    from ringfence_cli.serve.server import WorkspaceServer
+    from ringfence_mcp.server import WorkspaceServer
 
     server = WorkspaceServer(options.directory, load, max_answer=options.max_answer, approvals=approvals)
     if options.has_person:
@@ -117,7 +89,7 @@ def _start(options: ServeOptions, stack: ExitStack) -> WorkspaceServer:
 
 
 def _say(text: str) -> None:
-    from ringfence_cli.outputs import ErrorStream
+    from ringfence_tools.runs.outputs import ErrorStream
 
     ErrorStream().say(text)
 
@@ -143,7 +115,7 @@ async def _run_until_signal(
 async def _over_stdio(streams: tuple[int, int], begun: Begun, server: WorkspaceServer) -> None:
     import anyio
 
-    from ringfence_cli.serve import transports
+    from ringfence_mcp import transports
 
     async with anyio.create_task_group() as group:
         group.start_soon(server.open_early)
@@ -168,7 +140,7 @@ def _transport(options: ServeOptions, stack: ExitStack) -> tuple[Serve, Sequence
 
 def _over_http(options: ServeOptions, address: str, stack: ExitStack) -> tuple[Serve, Sequence[str]]:
     from ringfence.failures import describe_error
-    from ringfence_cli.serve import transports
+    from ringfence_mcp import transports
 
     try:
         host, port = transports.parse_address(address)

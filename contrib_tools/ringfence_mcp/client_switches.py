@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ringfence_cli.client_edits import NAME
+from ringfence_mcp.client_edits import NAME
 
 if TYPE_CHECKING:
-    from ringfence_cli.config_files import KeyPath
+    from ringfence_mcp.config_files import KeyPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def switched_off(client: str, directory: Path) -> Iterator[str]:
 
     A file that cannot be read is passed over: the client says that itself.
     """
-    from ringfence_cli.config_files import ConfigFile
+    from ringfence_mcp.config_files import ConfigFile
 
     for switch in SWITCHES.get(client, lambda here, home: ())(directory, Path.home()):
         for path in switch.files:

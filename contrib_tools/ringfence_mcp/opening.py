@@ -18,29 +18,29 @@ from ringfence.receipts import Receipt
 from ringfence.runtime.tool import Tool
 from ringfence.secrets import masked_logs
 from ringfence.session.session import Session
-from ringfence_cli.approval import approval_of
-from ringfence_cli.hiding import hidden_as_before
-from ringfence_cli.options import UNAVAILABLE, BusyError, NotStartedError, spec_refused
-from ringfence_cli.outputs import ErrorStream, refuse_way_out
-from ringfence_cli.own_code import reserve_stdout
-from ringfence_cli.policies import policies_of, unfit
-from ringfence_cli.receipts_file import ReceiptsFile
-from ringfence_cli.serve.clients import Client
-from ringfence_cli.serve.command import ServeOptions
-from ringfence_cli.serve.workspaces import ServedWorkspace, open_workspace, preview_workspace
-from ringfence_cli.workspace import recovered_before_copy
+from ringfence_mcp.clients import Client
+from ringfence_mcp.options import ServeOptions
+from ringfence_mcp.workspaces import ServedWorkspace, open_workspace, preview_workspace
 from ringfence_sandbox import StateDirectoryError, describe_replaced_root
-from ringfence_tools.agent_run import MakeSection
-from ringfence_tools.own_code import sections_of
 from ringfence_tools.printable import one_line, why
-from ringfence_tools.run_workspace import protect_path
-from ringfence_tools.spec_error import SpecError
-from ringfence_tools.unused_patterns import unused_patterns
+from ringfence_tools.runs.agent_run import MakeSection
+from ringfence_tools.runs.asking import approval_of
+from ringfence_tools.runs.command_errors import UNAVAILABLE, BusyError, NotStartedError, spec_refused
+from ringfence_tools.runs.hiding import hidden_as_before
+from ringfence_tools.runs.opened_workspace import recovered_before_copy
+from ringfence_tools.runs.outputs import ErrorStream, refuse_way_out
+from ringfence_tools.runs.own_code import sections_of
+from ringfence_tools.runs.owner_policies import policies_of, unfit
+from ringfence_tools.runs.receipts_file import ReceiptsFile
+from ringfence_tools.runs.reserved_stdout import reserve_stdout
+from ringfence_tools.runs.run_workspace import protect_path
+from ringfence_tools.runs.spec_error import SpecError
+from ringfence_tools.runs.unused_patterns import unused_patterns
 
 if TYPE_CHECKING:
     from ringfence.filesystem.ignored import IgnoredPaths
     from ringfence.telemetry import Telemetry
-    from ringfence_cli.serve.approvals import Approvals
+    from ringfence_mcp.approvals import Approvals
 
 SHARING = "To share it, run one server with --http for all clients. To look only, serve with --read-only."
 

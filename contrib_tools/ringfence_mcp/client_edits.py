@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ringfence_cli.options import NotStartedError
+from ringfence_tools.runs.command_errors import NotStartedError
 
 if TYPE_CHECKING:
-    from ringfence_cli.config_files import ConfigFile, KeyPath
+    from ringfence_mcp.config_files import ConfigFile, KeyPath
 
 NAME = "ringfence"
 STATE_VARIABLES = ("RINGFENCE_STATE_DIR", "XDG_STATE_HOME")

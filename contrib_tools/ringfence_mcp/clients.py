@@ -29,10 +29,10 @@ from ringfence.secrets import Secrets
 from ringfence.session.events import ToolInvoked
 from ringfence.session.session import Session
 from ringfence.session.tool_result import bounded
-from ringfence_cli.serve.answers import SHOWN_BY_OTHERS
-from ringfence_cli.serve.descriptions import ITEMS, MESSAGE, is_structured
-from ringfence_cli.serve.identity import identity_of, label_of
-from ringfence_cli.serve.workspaces import ServedWorkspace
+from ringfence_mcp.answers import SHOWN_BY_OTHERS
+from ringfence_mcp.descriptions import ITEMS, MESSAGE, is_structured
+from ringfence_mcp.identity import identity_of, label_of
+from ringfence_mcp.workspaces import ServedWorkspace
 
 MAX_CLIENTS = 64
 MAX_ITEMS = 32

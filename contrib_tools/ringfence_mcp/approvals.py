@@ -25,11 +25,11 @@ from mcp.shared.exceptions import MCPError
 from ringfence.limits import Cancellation
 from ringfence.policies.approval import Approval, ApprovalRequest
 from ringfence.session.tool_result import bounded
-from ringfence_cli.approval import question_lines
-from ringfence_cli.serve.identity import identity_of
-from ringfence_cli.serve.progress import cancel_on_disconnect, report_progress
-from ringfence_cli.serve.questions import Answer, Elicitation, answer_in, ask, asking_result, elicitation_of
+from ringfence_mcp.identity import identity_of
+from ringfence_mcp.progress import cancel_on_disconnect, report_progress
+from ringfence_mcp.questions import Answer, Elicitation, answer_in, ask, asking_result, elicitation_of
 from ringfence_tools.printable import MAX_REASON_CHARACTERS, one_line, printable
+from ringfence_tools.runs.asking import question_lines
 
 CANNOT_ASK = "this client cannot ask a person (MCP calls it elicitation), so it counts as a no"
 WAITING = "waiting for approval of {tool} (call {call_id}): nothing was changed. Try again when a person has answered"
@@ -149,7 +149,7 @@ class Approvals:
         else:
             rounds = next((one for one in self._rounds.values() if one.go_on(params)), None)
             if rounds is None:
-                from ringfence_cli.serve.clients import error_result
+                from ringfence_mcp.clients import error_result
 
                 why = next((why for state, why in self._ended if state == params.request_state), UNKNOWN)
                 return error_result(why)

@@ -38,9 +38,9 @@ from ringfence.session.session import Session
 from ringfence_sandbox import HostFilesystem, OwnChanges, Repository, Workspace
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.mounts import HostMount, mount_all
-from ringfence_tools.place import Place
+from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.write_back import write_back
 from ringfence_tools.sections import VfsToolsSection
-from ringfence_tools.write_back import write_back
 
 if TYPE_CHECKING:
     from ringfence_sandbox import PodmanSandbox

@@ -28,7 +28,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
-from ringfence_cli.serve.first_answer import Begun
+from ringfence_mcp.first_answer import Begun
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    from ringfence_cli.serve.server import Connected
+    from ringfence_mcp.server import Connected
 
 MAX_LINE_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16

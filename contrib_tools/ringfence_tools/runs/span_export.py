@@ -13,8 +13,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from ringfence.extras import install_command
-from ringfence_cli.outputs import ErrorStream
 from ringfence_tools.printable import one_line
+from ringfence_tools.runs.outputs import ErrorStream
 
 if TYPE_CHECKING:
     from ringfence.telemetry import Telemetry

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from time import monotonic
 
-from ringfence_cli.signals import Signals
+from ringfence_tools.runs.signals import Signals
 
 REFUSAL_SECONDS = 5.0
 """The time a refused client has to send its requests and disconnect."""

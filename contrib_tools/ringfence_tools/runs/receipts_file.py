@@ -11,11 +11,11 @@ from uuid import NAMESPACE_OID, uuid5
 import click
 
 from ringfence.receipts import Receipt
-from ringfence_cli.outputs import OutputFile, json_line
 from ringfence_sandbox import KilledCall, LogEntry, Workspace
-from ringfence_tools.agent_run import RunWatcher
 from ringfence_tools.planning import Plan
 from ringfence_tools.printable import why
+from ringfence_tools.runs.agent_run import RunWatcher
+from ringfence_tools.runs.outputs import OutputFile, json_line
 
 _NEWEST = 100
 """Entries of the log among which the newest step is looked for: the others are what somebody else changed since."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 
 import click
 
-from ringfence_tools.place import Place
+from ringfence_tools.runs.place import Place
 
 LEAST = 1
 """The lowest value of every limit."""

@@ -22,14 +22,14 @@ import click
 
 from ringfence.escapes import escape_path
 from ringfence.filesystem.readable_diff import readable_patch
-from ringfence_cli.signals import interrupted
 from ringfence_tools.printable import one_line, plural, printable, why
+from ringfence_tools.runs.signals import interrupted
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     from ringfence_tools.contents import LeftOut
-    from ringfence_tools.report import ReportFile
+    from ringfence_tools.runs.report import ReportFile
 
 _NOT_ASCII = re.compile("[^\x00-\x7e]")
 _STREAMS = ((1, "standard output"), (2, "standard error"))

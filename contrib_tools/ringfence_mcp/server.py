@@ -29,11 +29,11 @@ from mcp.shared.exceptions import MCPError
 
 from ringfence.escapes import escape_path
 from ringfence.failures import describe_error
-from ringfence_cli.serve.answers import client_name, shown_characters
-from ringfence_cli.serve.first_answer import NAME, instructions_of, own_version
-from ringfence_cli.serve.identity import identity_of
-from ringfence_cli.serve.progress import cancel_on_disconnect, report_progress
-from ringfence_cli.serve.questions import Elicitation, elicitation_of
+from ringfence_mcp.answers import client_name, shown_characters
+from ringfence_mcp.first_answer import NAME, instructions_of, own_version
+from ringfence_mcp.identity import identity_of
+from ringfence_mcp.progress import cancel_on_disconnect, report_progress
+from ringfence_mcp.questions import Elicitation, elicitation_of
 
 if TYPE_CHECKING:
     from ringfence.filesystem.protocol import FileEntry, Filesystem
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from ringfence.runtime.tool import Tool
     from ringfence.secrets import Secrets
     from ringfence.session.session import Session
-    from ringfence_cli.serve.approvals import Approvals
-    from ringfence_cli.serve.clients import Clients
-    from ringfence_cli.serve.workspaces import ServedWorkspace
+    from ringfence_mcp.approvals import Approvals
+    from ringfence_mcp.clients import Clients
+    from ringfence_mcp.workspaces import ServedWorkspace
 
 QUEUE_SECONDS = 60.0
 """How long a call waits for the calls before it."""
@@ -191,7 +191,7 @@ class WorkspaceServer:
 
         Raise click.ClickException: the directory cannot be read, and the tools depend on it.
         """
-        from ringfence_cli.serve.descriptions import describe_tool
+        from ringfence_mcp.descriptions import describe_tool
 
         if shared not in self._tools:
             try:
@@ -219,7 +219,7 @@ class WorkspaceServer:
             except click.ClickException as error:
                 raise _not_open(error) from error
         self._listed.set()
-        from ringfence_cli.serve.descriptions import with_hints
+        from ringfence_mcp.descriptions import with_hints
 
         name = client_name(context)
         return types.ListToolsResult(tools=with_hints(tools.values(), name, self._answer_limit(name)))
@@ -247,14 +247,14 @@ class WorkspaceServer:
         try:
             return await self._run_in_turn(partial(self._call, context, params, cancellation))
         except MCPError as error:  # a model reads results
-            from ringfence_cli.serve.clients import error_result
+            from ringfence_mcp.clients import error_result
 
             return error_result(error.error.message)
 
     def _call(
         self, context: Context, params: types.CallToolRequestParams, cancellation: Cancellation
     ) -> types.CallToolResult:
-        from ringfence_cli.serve.clients import Client, Clients
+        from ringfence_mcp.clients import Client, Clients
 
         workspace, connected = self._workspace.open(cancellation), context.lifespan_context
         is_first = connected.clients is None
@@ -386,7 +386,7 @@ def iterate_files(filesystem: Filesystem, after: str) -> Iterator[FileEntry]:
 
     Directories whose files are all before `after` are not listed.
     """
-    from ringfence_tools.run_workspace import is_git_data
+    from ringfence_tools.runs.run_workspace import is_git_data
 
     pending: list[tuple[FileEntry | None, list[str]]] = [(None, after.split("/"))]
     while pending:

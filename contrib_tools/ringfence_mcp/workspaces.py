@@ -20,15 +20,14 @@ from ringfence.runtime.policy import BasePolicy, Policy, PolicyDecision
 from ringfence.runtime.tool import Tool
 from ringfence.secrets import Secrets
 from ringfence.session.session import Session
-from ringfence_cli.history import recovery
-from ringfence_cli.outputs import left_out_lines
-from ringfence_cli.workspace import in_memory, on_disk
 from ringfence_sandbox import HostFilesystem, Workspace, unfinished_calls
-from ringfence_tools.agent_run import MakeSection
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.history import HistoryToolsSection
-from ringfence_tools.place import Place
-from ringfence_tools.run_workspace import HIDDEN, RunWorkspace, own_policies
+from ringfence_tools.runs.agent_run import MakeSection
+from ringfence_tools.runs.opened_workspace import in_memory, on_disk, recovery
+from ringfence_tools.runs.outputs import left_out_lines
+from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.run_workspace import HIDDEN, RunWorkspace, own_policies
 from ringfence_tools.sections import VfsToolsSection
 
 

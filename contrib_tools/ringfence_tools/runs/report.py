@@ -31,8 +31,6 @@ from ringfence.limits import utc_now
 from ringfence.participants import Change, FileVersion
 from ringfence.receipts import PolicyVerdict, Receipt
 from ringfence.session.events import RejectedToolParams
-from ringfence_tools.agent_run import RunOutcome, RunStats, RunWatcher
-from ringfence_tools.attention import Moved, with_moves
 from ringfence_tools.planning import Plan
 from ringfence_tools.printable import (
     files_of,
@@ -45,7 +43,9 @@ from ringfence_tools.printable import (
     printable,
     shown_outcome,
 )
-from ringfence_tools.run_workspace import RunWorkspace
+from ringfence_tools.runs.agent_run import RunOutcome, RunStats, RunWatcher
+from ringfence_tools.runs.attention import Moved, with_moves
+from ringfence_tools.runs.run_workspace import RunWorkspace
 
 HEADINGS = {
     "done": "The task was done",

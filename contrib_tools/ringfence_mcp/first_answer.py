@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, cast
 
-from ringfence_cli.own_code import send_stdout_to_stderr
+from ringfence_tools.runs.reserved_stdout import send_stdout_to_stderr
 
 NAME = "ringfence"
 INSTRUCTIONS = """\

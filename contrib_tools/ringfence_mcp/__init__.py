@@ -1,0 +1,1 @@
+"""The MCP server, and its registration with the agents that people have."""
