@@ -43,8 +43,8 @@ from ringfence_tools.printable import (
     why,
 )
 from ringfence_tools.runs.command_errors import NotStartedError
-from ringfence_tools.runs.opened_workspace import recovery
 from ringfence_tools.runs.outputs import ErrorStream, OutputFile, open_output, put, put_diff, recording
+from ringfence_tools.runs.recovered_call import recovery
 from ringfence_tools.runs.signals import Signals
 
 if TYPE_CHECKING:

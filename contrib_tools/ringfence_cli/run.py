@@ -51,7 +51,7 @@ from ringfence_tools.runs.asking import NOBODY_AT_START, approval_of, nobody
 from ringfence_tools.runs.command_errors import BusyError
 from ringfence_tools.runs.hiding import hidden_as_before
 from ringfence_tools.runs.model_specs import model_of
-from ringfence_tools.runs.opened_workspace import in_memory, on_disk, recovered_before_copy, recovery, start_container
+from ringfence_tools.runs.opened_workspace import in_memory, on_disk, recovered_before_copy, start_container
 from ringfence_tools.runs.outputs import (
     MAX_LISTED,
     ErrorStream,
@@ -67,6 +67,7 @@ from ringfence_tools.runs.owner_policies import policies_of, unfit
 from ringfence_tools.runs.place import WorkspaceKind
 from ringfence_tools.runs.policy_specs import is_code
 from ringfence_tools.runs.receipts_file import ReceiptsFile
+from ringfence_tools.runs.recovered_call import recovery
 from ringfence_tools.runs.reserved_stdout import reserve_stdout
 from ringfence_tools.runs.run_limits import RunLimits, absolute_code, absolute_policy
 from ringfence_tools.runs.run_workspace import RunWorkspace, protect_path

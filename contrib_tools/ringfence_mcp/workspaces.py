@@ -24,9 +24,10 @@ from ringfence_sandbox import HostFilesystem, Workspace, unfinished_calls
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.history import HistoryToolsSection
 from ringfence_tools.runs.agent_run import MakeSection
-from ringfence_tools.runs.opened_workspace import in_memory, on_disk, recovery
+from ringfence_tools.runs.opened_workspace import in_memory, on_disk
 from ringfence_tools.runs.outputs import left_out_lines
 from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.recovered_call import recovery
 from ringfence_tools.runs.run_workspace import HIDDEN, RunWorkspace, own_policies
 from ringfence_tools.sections import VfsToolsSection
 

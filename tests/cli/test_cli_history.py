@@ -30,7 +30,7 @@ from ringfence_cli.task_log import recorded_tasks
 from ringfence_sandbox import HostFilesystem, Recovered, Workspace
 from ringfence_tools import HostMount
 from ringfence_tools.mounts import mount_all
-from ringfence_tools.runs.opened_workspace import recovery
+from ringfence_tools.runs.recovered_call import recovery
 from ringfence_tools.runs.report import render_call
 from ringfence_workspace.tree.places import store_of
 
@@ -121,7 +121,8 @@ def test_a_command_that_looks_at_the_history_loads_neither_prompts_nor_adapters(
     program = (
         "import atexit, sys\nfrom ringfence_cli.main import main\n"
         "not_needed = ('rich', 'pydantic', 'ringfence.adapters', 'ringfence.prompt', 'ringfence_tools')\n"
-        "light = {'ringfence_tools', 'ringfence_tools.printable'}\n"
+        "light = {'ringfence_tools', 'ringfence_tools.printable', 'ringfence_tools.runs'}\n"
+        "light |= {f'ringfence_tools.runs.{name}' for name in ('command_errors', 'outputs', 'recovered_call', 'signals')}\n"
         "loaded = lambda: [name for name in sys.modules if name.startswith(not_needed) and name not in light]\n"
         "atexit.register(lambda: print(loaded(), file=sys.stderr))\nmain()\n"
     )

@@ -10,15 +10,14 @@ from pathlib import Path
 import click
 
 from ringfence.errors import RestoreFailedError, WorkspaceLockedError
-from ringfence.escapes import display_path
 from ringfence.failures import describe_error
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.limits import Cancellation
-from ringfence_sandbox import Recovered, describe_stale_image, unfinished_calls
-from ringfence_tools.printable import how_to_look
+from ringfence_sandbox import describe_stale_image, unfinished_calls
 from ringfence_tools.runs.command_errors import BusyError, NotStartedError
 from ringfence_tools.runs.outputs import ErrorStream, recording
 from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.recovered_call import recovery
 from ringfence_tools.runs.run_workspace import DiskWorkspace, MemoryWorkspace
 
 
@@ -89,20 +88,3 @@ def start_container(workspace: DiskWorkspace, place: Place, *, quiet: bool = Fal
         workspace.start_container(place, None if quiet else errors.say)
     except (OSError, ValueError) as error:
         raise NotStartedError(f"the container cannot be started: {describe_error(error)}") from None
-
-
-def recovery(recovered: Recovered, directory: Path) -> str:
-    """Describe the recovery of a crash to a person."""
-    call = f"the tool call {recovered.call_id} ({recovered.tool})" if recovered.call_id else "a change"
-    said = {
-        "rolled back": f"recovered: {call} was interrupted by a crash, and is rolled back",
-        "finished": f"recovered: {call} was committed before a crash, and is whole"
-        if recovered.tool
-        else "found at the opening:",
-        "set aside": f"{call} of another directory that was here before is set aside",
-    }[recovered.outcome]
-    more = [
-        f"{display_path(path)} was changed meanwhile, not by the call, and stays as it is"
-        for path in recovered.conflicts
-    ]
-    return how_to_look("\n  ".join([said, *more, *recovered.notes]), directory)

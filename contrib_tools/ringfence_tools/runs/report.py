@@ -284,7 +284,7 @@ def _facts(about: About, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
 @cache
 def _template() -> Any:
     """Return the macros of the template."""
-    environment = Environment(loader=PackageLoader("ringfence_tools"), autoescape=True)
+    environment = Environment(loader=PackageLoader("ringfence_tools.runs"), autoescape=True)
     values: dict[str, Any] = {
         "headings": HEADINGS,
         "marks": MARKS,
