@@ -122,7 +122,8 @@ def test_a_command_that_looks_at_the_history_loads_neither_prompts_nor_adapters(
         "import atexit, sys\nfrom ringfence_cli.main import main\n"
         "not_needed = ('rich', 'pydantic', 'ringfence.adapters', 'ringfence.prompt', 'ringfence_tools')\n"
         "light = {'ringfence_tools', 'ringfence_tools.printable', 'ringfence_tools.runs'}\n"
-        "light |= {f'ringfence_tools.runs.{name}' for name in ('command_errors', 'outputs', 'recovered_call', 'signals')}\n"
+        "rooms = ('command_errors', 'outputs', 'recovered_call', 'signals')\n"
+        "light |= {f'ringfence_tools.runs.{name}' for name in rooms}\n"
         "loaded = lambda: [name for name in sys.modules if name.startswith(not_needed) and name not in light]\n"
         "atexit.register(lambda: print(loaded(), file=sys.stderr))\nmain()\n"
     )
