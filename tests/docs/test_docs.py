@@ -176,6 +176,13 @@ def test_the_proofs_that_pages_name_are_there() -> None:
         assert [name for name in named if not (PROJECT / name).exists()] == []
 
 
+def test_the_files_that_pages_for_contributors_name_are_there() -> None:
+    for one in [other for other in PAGES if other.name.startswith("contribute/")] + [page("understand/architecture")]:
+        roots = "platform|sandbox|contrib_tools|tests|docs|examples"
+        named = set(re.findall(rf"`((?:{roots})/[\w/.]+)`", one.text))
+        assert [name for name in named if not (PROJECT / name).exists()] == [], one.name
+
+
 def test_the_tools_that_the_pages_name_are_those_that_there_are_with_their_arguments(tmp_path: Path) -> None:
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", page("reference/tools").text, re.MULTILINE)
     named = {name: set(re.findall(r"`(\w+)`", what)) for names, what in rows for name in re.findall(r"`(\w+)`", names)}
