@@ -13,10 +13,11 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeGuard, TypeVar
 
@@ -96,16 +97,44 @@ class RollbackReport:
 CLEAN = RollbackReport()
 
 
+class CallState(StrEnum):
+    """The state of a tool call. Its transaction goes from one to the next as `TRANSITIONS` has it."""
+
+    PREPARING = "preparing"
+    """It acquires its participants, and the policies are asked. Nothing changes through it yet."""
+    RUNNING = "running"
+    """Its handler runs. Only in this state do changes go through it."""
+    SEALED = "sealed"
+    """Its handler has ended. Its changes are known, and it can still be committed."""
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    """It is rolled back, or being rolled back."""
+    SUPERSEDED = "superseded"
+    """A call around it has ended, and rolls it back along with itself."""
+
+
+TRANSITIONS: Mapping[CallState, Sequence[CallState]] = {
+    CallState.PREPARING: (CallState.RUNNING, CallState.ROLLED_BACK, CallState.SUPERSEDED),
+    CallState.RUNNING: (CallState.SEALED, CallState.ROLLED_BACK, CallState.SUPERSEDED),
+    CallState.SEALED: (CallState.COMMITTED, CallState.ROLLED_BACK, CallState.SUPERSEDED),
+    CallState.COMMITTED: (CallState.SUPERSEDED,),  # an inner call's commit only ends a savepoint
+    CallState.ROLLED_BACK: (CallState.SUPERSEDED,),
+    CallState.SUPERSEDED: (),
+}
+"""The states that may follow a state."""
+
+_ENDED = (CallState.COMMITTED, CallState.ROLLED_BACK, CallState.SUPERSEDED)
+
+
 class CallInfo:
-    """One running tool call, as participants and policies see it.
+    """One tool call, as participants and policies see it.
 
     Attributes:
         parent: the call whose handler made this one.
         opaque: it changes files other than through a filesystem, so a filesystem scans for changes.
         limits: the `RunOptions` that hold for what its handler evaluates.
         awaits_approval: whether a policy waits for a person's answer about it.
-        sealed: false only while the handler runs. No change goes through a sealed call.
-        ended: it can be neither committed nor rolled back any more, by itself or because an outer call has ended.
+        state: how far it has come.
         reads: per participant, the paths that the call read, each with the sha256 of the last bytes.
         read_before: per participant, (path, sha256) of earlier reads of such a path.
         changes: per participant; known when the handler has ended.
@@ -119,7 +148,6 @@ class CallInfo:
         "awaits_approval",
         "call_id",
         "changes",
-        "ended",
         "inner",
         "limits",
         "opaque",
@@ -127,7 +155,7 @@ class CallInfo:
         "problems",
         "read_before",
         "reads",
-        "sealed",
+        "state",
         "tool",
     )
 
@@ -136,8 +164,7 @@ class CallInfo:
         self.tool = tool
         self.parent = parent
         self.opaque = opaque
-        self.sealed = False
-        self.ended = False
+        self.state = CallState.RUNNING
         self.awaits_approval = False
         self.reads: dict[CallLock, dict[str, str]] = {}
         self.read_before: dict[CallLock, set[tuple[str, str]]] | None = None
@@ -165,6 +192,16 @@ class CallInfo:
         while call is not None and call is not other:
             call = call.parent
         return call is not None
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the handler is not running. No change goes through a sealed call."""
+        return self.state is not CallState.RUNNING
+
+    @property
+    def ended(self) -> bool:
+        """Whether the call can be neither committed nor rolled back any more: it, or a call around it, has ended."""
+        return self.state in _ENDED
 
     @property
     def closed(self) -> bool:

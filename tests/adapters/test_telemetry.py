@@ -393,7 +393,7 @@ def test_a_broken_exporter_never_fails_a_call(collected: Collected) -> None:
 def test_without_an_observer_no_event_is_made_and_opentelemetry_is_not_loaded() -> None:
     program = (
         "import sys\nfrom ringfence import *\nfrom ringfence.runtime import ToolCallStarted\n"
-        "from ringfence.adapters import tool_executor\n"
+        "from ringfence.runtime import tool_executor\n"
         "def made(*a, **k): raise AssertionError('made')\n"
         "tool_executor.ToolCallStarted.__init__ = made\n"
         "from ringfence_tools import VfsToolsSection\n"

@@ -15,7 +15,7 @@ from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.filesystem.edits import line_window
 from ringfence.filesystem.tree import Directory, File, Node, Savepoint, Tree, differences
-from ringfence.participants import CURRENT_CALL, CallInfo, participant_of
+from ringfence.participants import CURRENT_CALL, CallInfo, CallState, participant_of
 from ringfence.runtime import Transaction
 from ringfence.testing import HeldCall, held_call
 from ringfence.testing.looking import tree_of
@@ -284,7 +284,7 @@ class EndsItsCall(InMemoryFilesystem):
 
     def begin(self, call: CallInfo) -> Savepoint:
         savepoint = super().begin(call)
-        call.ended = True
+        call.state = CallState.ROLLED_BACK
         return savepoint
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
-from ringfence.participants import CallInfo, Transactional, participant_of
+from ringfence.participants import CallInfo, CallState, Transactional, participant_of
 from ringfence.resources import (
     Binding,
     CircularDependencyError,
@@ -694,12 +694,12 @@ def test_what_another_thread_had_built_since_the_call_began_joins_when_it_is_han
 @pytest.mark.parametrize("scope", [Scope.SINGLETON, Scope.TOOL_CALL], ids=lambda scope: scope.value)
 def test_what_a_policy_had_built_joins_when_the_handler_gets_it(scope: Scope) -> None:
     call = RunningCall()
-    call.sealed = True  # as before the handler runs
+    call.state = CallState.PREPARING  # as before the handler runs
     with opened(Binding(Counter, lambda r: Counter(), scope=scope)) as resources:
         resources_of_call = resources.for_call(call)
         counter = resources_of_call.get(Counter)
         assert call.joined == []
-        call.sealed = False
+        call.state = CallState.RUNNING
         assert resources_of_call.get(Counter) is counter
         assert call.joined == [participant_of(counter)]
 

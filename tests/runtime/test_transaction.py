@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -10,13 +11,24 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from ringfence import Snapshotable
-from ringfence.participants import CLEAN, CallInfo, CallLock, Change, RollbackReport, Step, Transactional, current_call
+from ringfence.participants import (
+    CLEAN,
+    TRANSITIONS,
+    CallInfo,
+    CallLock,
+    Change,
+    RollbackReport,
+    Step,
+    Transactional,
+    current_call,
+)
 from ringfence.prompt import Prompt
 from ringfence.resources import Binding, Scope
 from ringfence.runtime import Receipt, Session, tool_transaction
@@ -55,6 +67,12 @@ def test_a_participant_that_lacks_a_method_cannot_be_made(method: str) -> None:
 @dataclass(frozen=True)
 class Holding:
     participants: tuple[Transactional, ...]
+
+
+def test_the_page_draws_the_transitions_between_the_states_of_a_call() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/understand/transactions.md").read_text()
+    drawn = set(re.findall(r"^ +(\w+) --> (\w+)", page, re.MULTILINE))
+    assert drawn == {(one.name.lower(), after.name.lower()) for one, many in TRANSITIONS.items() for after in many}
 
 
 def test_what_outlives_the_process_commits_first_and_what_is_only_undone_is_not_asked() -> None:

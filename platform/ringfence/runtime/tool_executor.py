@@ -213,11 +213,7 @@ class ToolExecutor:
                 self._roll_back(call)
             self._record(call)
         finally:
-            transaction.release()
-            try:
-                transaction.deactivate(interrupts)
-            finally:
-                self._publish(call)
+            transaction.finish(lambda: self._publish(call), interrupts)
         return self._finish(call)
 
     def _start(
@@ -482,9 +478,7 @@ class ToolExecutor:
             if transaction.ended:
                 raise call.ended_error()
             self.session.apply(call.invoked, to="state")
-        if transaction.problems:
-            problem = transaction.problems[0]
-            raise TransactionError(f"it cannot be kept: {describe_error(problem)}") from problem
+        transaction.check_problems()
         if call.context.cancellation is not None:
             call.context.cancellation.check()
         call.outcome = "committed"

@@ -14,11 +14,14 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 from ringfence.errors import CallEndedError, RestoreFailedError, SnapshotRestoreError, TransactionError
+from ringfence.failures import describe_error
 from ringfence.limits import utc_now
 from ringfence.participants import (
     CLEAN,
+    TRANSITIONS,
     CallInfo,
     CallLock,
+    CallState,
     Change,
     Contents,
     Mark,
@@ -74,31 +77,32 @@ class Transaction(CallInfo):
     a savepoint, and an outer rollback undoes it.
     """
 
-    __slots__ = (
-        "_begun",
-        "_children",
-        "_committing",
-        "_held",
-        "_inner_receipts",
-        "_marks",
-        "_superseded",
-        "deactivated",
-    )
+    __slots__ = ("_children", "_inner_receipts", "_marks", "_participants", "deactivated")
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None, *, opaque: bool = False) -> None:
         super().__init__(call_id, tool, parent, opaque=opaque)
-        self.sealed = True
-        self._held: dict[CallLock, Transactional] = {}
-        self._committing: Sequence[CallLock] = ()
+        self.state = CallState.PREPARING
+        self._participants = Participants({})
         self._marks: dict[CallLock, Mark] = {}
         self._children: set[Transaction] = set()
         self._inner_receipts: list[tuple[Session, Receipt]] = []
         """The receipts of inner calls that have committed."""
-        self._begun = False
-        self._superseded = False
-        """Whether an outer call has ended, and rolls this one back along with itself."""
         self.deactivated = False
-        """Whether this call ended while an inner one was current: then the inner one's end makes another current."""
+        """Whether this call ended while an inner one was current: then the inner one's end makes another current.
+
+        It is no state of the call: a call can end on one thread and still be current on another."""
+
+    def _become(self, state: CallState) -> bool:
+        """Go to `state` if `TRANSITIONS` has that. Return whether it has."""
+        with _guard:
+            if state not in TRANSITIONS[self.state]:
+                return False
+            self.state = state
+            return True
+
+    @property
+    def _is_superseded(self) -> bool:
+        return self.state is CallState.SUPERSEDED
 
     def acquire(self, participants: Participants) -> None:
         """Acquire every participant.
@@ -112,9 +116,8 @@ class Transaction(CallInfo):
             participants = sort_participants((*participants.by_lock.values(), *self.parent._adopt(self)))
             for participant in participants.by_lock.values():
                 self.parent.join(participant)
-        self._committing = participants.committing
-        self._held.update(participants.by_lock)  # first, so that `release` knows whatever was acquired
-        for lock in self._held:
+        self._participants = participants  # first, so that `release` knows whatever was acquired
+        for lock in participants.by_lock:
             lock.acquire(self)
 
     def _adopt(self, child: Transaction) -> Collection[Transactional]:
@@ -122,14 +125,18 @@ class Transaction(CallInfo):
             if self.sealed:
                 raise CallEndedError(f"the handler of {self!r} is not running: it makes no calls")
             self._children.add(child)
-            return [*self._held.values()]
+            return self._held.values()
+
+    @property
+    def _held(self) -> Mapping[CallLock, Transactional]:
+        return self._participants.by_lock
 
     def save(self, participant: Transactional) -> Mark:
         """Take a participant's savepoint before `begin` does."""
         lock = participant.lock
         # With the mutex, which an outer rollback takes: after that nobody would end this savepoint.
         with lock.mutex:
-            if self._superseded:
+            if self._is_superseded:
                 raise self._superseded_error()
             mark = self._marks[lock] = participant.begin(self)
         return mark
@@ -141,11 +148,8 @@ class Transaction(CallInfo):
                 self.save(participant)
         self.reads.clear()
         self.read_before = None
-        with _guard:
-            if self._superseded:
-                raise self._superseded_error()
-            self._begun = True
-            self.sealed = False
+        if not self._become(CallState.RUNNING):
+            raise self._superseded_error()
 
     def _superseded_error(self) -> CallEndedError:
         return CallEndedError(f"the call that made {self!r} has ended, and rolled it back")
@@ -155,7 +159,7 @@ class Transaction(CallInfo):
 
     def contents(self, lock: CallLock) -> Contents | None:
         with lock.mutex:
-            if self._superseded:
+            if self._is_superseded:
                 raise self._superseded_error()
             return self._held[lock].contents(self._marks[lock])
 
@@ -173,13 +177,13 @@ class Transaction(CallInfo):
             mark = None
             try:
                 lock.acquire(self, patience_seconds=0)
-                mark = participant.begin(self) if self._begun else None
+                has_begun = self.state is not CallState.PREPARING
+                mark = participant.begin(self) if has_begun else None
                 with _guard:
                     self._refuse_late(participant)
-                    self._held[lock] = participant
-                    if self._begun:
+                    self._participants = Participants({**self._held, lock: participant})
+                    if has_begun:
                         self._marks[lock] = mark
-                    self._committing = Participants(self._held).committing
             except BaseException:
                 if mark is not None:
                     participant.rollback(mark)
@@ -197,20 +201,27 @@ class Transaction(CallInfo):
     def seal(self) -> None:
         """End the handler's access: no more changes go through this call, and `changes` is complete."""
         with _guard:
-            self.sealed = True
-            committing, running = self._committing, [*self._children]
+            if not self._become(CallState.SEALED):
+                raise self._superseded_error()
+            committing, running = self._participants.committing, [*self._children]
         for child in running:  # half a change cannot be committed: it rolls back with this call
             child.supersede()
             self.problems.append(TransactionError(f"{child!r} was still running when the handler that made it ended"))
         for lock in committing:
             with lock.mutex:
-                if self._superseded:  # what changed since this savepoint may be of another call
+                if self._is_superseded:  # what changed since this savepoint may be of another call
                     break
                 changes = self._held[lock].changes(self._marks[lock])
             if changes:
                 self.changes[lock] = changes
-        if self._superseded:
+        if self._is_superseded:
             raise self._superseded_error()
+
+    def check_problems(self) -> None:
+        """Raise TransactionError if something dooms the call, whether or not its handler knows of it."""
+        if self.problems:
+            problem = self.problems[0]
+            raise TransactionError(f"it cannot be kept: {describe_error(problem)}") from problem
 
     def tracks_external_writes(self) -> bool:
         """Whether a participant scans for the changes of programs."""
@@ -236,7 +247,7 @@ class Transaction(CallInfo):
     def supersede(self) -> None:
         """Mark this call, and all within it, as rolled back by an outer one."""
         with _guard:
-            self.sealed = self.ended = self._superseded = True
+            self._become(CallState.SUPERSEDED)
             children = list(self._children)
         for child in children:
             child.supersede()
@@ -247,21 +258,21 @@ class Transaction(CallInfo):
         Raises:
             TransactionError: two durable participants were changed, or an outer call has ended.
         """
-        if self._superseded:
+        if self._is_superseded:
             raise self._superseded_error()
         if len(self.changes) > 1:
             durable = [lock.name for lock in self.changes if self._held[lock].durable]
             if len(durable) > 1:
                 raise TransactionError(f"one call can change one workspace on disk, not several: {', '.join(durable)}")
         step = None
-        for lock in self._committing:
+        for lock in self._participants.committing:
             with lock.mutex:  # so that no outer call rolls back meanwhile, to before this savepoint
-                if self._superseded:
+                if self._is_superseded:
                     raise self._superseded_error()
                 step = self._held[lock].commit(self._marks[lock], receipt) or step
         with _guard:
             self._marks = {}
-            self.ended = True
+            self._become(CallState.COMMITTED)
         return step
 
     def rollback(self) -> RollbackReport:
@@ -274,12 +285,12 @@ class Transaction(CallInfo):
             RestoreFailedError: naming each participant that could not be restored.
         """
         with _guard:
-            self.sealed = self.ended = True
+            self._become(CallState.ROLLED_BACK)
             marks, self._marks = self._marks, {}
             running = list(self._children)
         for child in running:
             child.supersede()
-        if self._superseded or not marks:
+        if self._is_superseded or not marks:
             return CLEAN
         failures: list[tuple[str, BaseException]] = []
         conflicts: list[str] = []
@@ -287,7 +298,7 @@ class Transaction(CallInfo):
         for lock, mark in reversed(marks.items()):
             try:
                 with lock.mutex:
-                    if self._superseded:  # meanwhile: the present state may be of another call
+                    if self._is_superseded:  # meanwhile: the present state may be of another call
                         break
                     report = self._held[lock].rollback(mark)
                 conflicts += report.conflicts
@@ -315,7 +326,7 @@ class Transaction(CallInfo):
             return ()
         with _guard:
             receipts, self._inner_receipts = [*self._inner_receipts, *own], []
-            if not self._superseded:
+            if not self._is_superseded:
                 outer._inner_receipts += receipts
                 self._account_to(outer, governed=bool(own) or self.opaque)
                 return ()
@@ -351,10 +362,21 @@ class Transaction(CallInfo):
             receipts, self._inner_receipts = self._inner_receipts, []
         return _reissue(receipts, "doubtful" if doubtful else "rolled_back", self.call_id)
 
+    def finish(self, publish: Callable[[], None], *interrupts: Interrupts) -> None:
+        """End the call, which is committed or rolled back: release, make the outer call current, `publish` its end.
+
+        Each of the three is done even where the one before it raises."""
+        try:
+            self.release()
+        finally:
+            try:
+                self.deactivate(*interrupts)
+            finally:
+                publish()
+
     def release(self) -> None:
         """Release every participant, to the outer call if there is one."""
-        with _guard:
-            self.ended = True  # from here on nothing joins
+        self._become(CallState.ROLLED_BACK)  # if it has not ended: from here on nothing joins
         for lock in self._held:
             lock.release(self, self.parent)
         if isinstance(self.parent, Transaction):
@@ -377,8 +399,11 @@ class Transaction(CallInfo):
 
 
 def _outer(call: Transaction) -> CallInfo | None:
-    """The call that becomes current when `call` ends. An outer call that ended on another thread does: then this is a
-    thread of its handler, whose calls are refused. (A function of its own, as `nearest_active` is.)"""
+    """The call that becomes current when `call` ends.
+
+    An outer call that ended earlier on this thread is passed over. One that ended on another thread is not: this is a
+    thread of its handler, and further calls of that thread have to be refused. (A function of its own, as
+    `nearest_active` is.)"""
     outer = call.parent
     while isinstance(outer, Transaction) and outer.deactivated:
         outer = outer.parent
@@ -439,8 +464,8 @@ def tool_transaction(
     participants = sort_participants((session, *(resources.participants if resources is not None else ())))
     started, clock = datetime.now(UTC), perf_counter()
     transaction = Transaction(new_id(), tag, current_call(), opaque=opaque)
-    # Ctrl-C is not held back over the block, since nobody knows which loop runs it, or when. One that arrives between
-    # two lines here reaches the outer clause.
+    # The order is that of `ToolExecutor.execute`. But Ctrl-C is not held back over the block, since nobody knows which
+    # loop runs it, or when. One that arrives between two lines here reaches the outer clause.
     held: list[Interrupts] = []
     updates: ReceiptUpdates = ()
     try:
@@ -453,31 +478,29 @@ def tool_transaction(
             yield transaction
             held.append(Interrupts())
             transaction.seal()
-            if transaction.problems:
-                raise TransactionError(f"it cannot be kept: {transaction.problems[0]}") from transaction.problems[0]
+            transaction.check_problems()
             transaction.commit(_receipt(transaction, session, started, perf_counter() - clock))
             updates = transaction.merge_into_parent()
-        except BaseException as error:
+        except BaseException:
             held.append(Interrupts())
-            for message in transaction.rollback().messages():
-                error.add_note(message)
             raise
     except BaseException as error:
-        held.append(Interrupts())
+        held.append(Interrupts())  # for an interrupt just before the line above
         try:
-            transaction.rollback()
-        finally:
-            updates = transaction.rolled_back_receipts(doubtful=isinstance(error, RestoreFailedError))
+            for message in transaction.rollback().messages():
+                error.add_note(message)
+            updates = transaction.rolled_back_receipts()
+        except RestoreFailedError:
+            updates = transaction.rolled_back_receipts(doubtful=True)
+            raise
         raise
     finally:
-        try:
-            transaction.release()
-        finally:
-            try:
-                transaction.deactivate(*held)
-            finally:
-                for owner, receipt in updates:
-                    owner.notify(receipt)
+        transaction.finish(lambda: _notify(updates), *held)
+
+
+def _notify(updates: ReceiptUpdates) -> None:
+    for session, receipt in updates:
+        session.notify(receipt)
 
 
 def _receipt(transaction: Transaction, session: Session, started: datetime, seconds: float) -> Receipt:

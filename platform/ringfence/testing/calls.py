@@ -6,7 +6,16 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from ringfence.participants import CallInfo, Change, Mark, RollbackReport, Step, Transactional, participant_of
+from ringfence.participants import (
+    CallInfo,
+    CallState,
+    Change,
+    Mark,
+    RollbackReport,
+    Step,
+    Transactional,
+    participant_of,
+)
 from ringfence.receipts import Receipt
 
 
@@ -36,7 +45,7 @@ class HeldCall(CallInfo):
         return self.participant.changes(self._mark)
 
     def commit(self) -> Step | None:
-        self.sealed = True
+        self.state = CallState.SEALED
         changes = self.changed()
         self.changes = {self.participant.lock: changes}
         receipt = Receipt(
@@ -55,11 +64,11 @@ class HeldCall(CallInfo):
         return self.participant.commit(self._mark, receipt)
 
     def rollback(self) -> RollbackReport:
-        self.sealed = True
+        self.state = CallState.SEALED
         return self.participant.rollback(self._mark)
 
     def release(self) -> None:
-        self.sealed = True
+        self.state = CallState.SEALED
         if self._participant is not None:
             self._participant.lock.release(self, self.parent)
 
