@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -527,6 +527,22 @@ def test_the_state_is_a_path_with_the_hash_of_its_bytes(files: InMemoryFilesyste
         assert state is not None
         assert state.policy_name == "read_before_write"
         assert ("a.txt", files.content_hash("a.txt")) in state.invoked_keys
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [("", ""), (" 0-1", "only the lines 1-1 of"), (" 0-0", "no line of"), (" ", "only a part of")],
+)
+def test_what_an_earlier_version_saved_as_known_counts(files: InMemoryFilesystem, lines: str, said: str) -> None:
+    session = Session()
+    with agent(files=files, session=session) as call:
+        call("read_file", "a.txt")
+        state = session[PolicyState].latest()
+        assert state is not None
+        session[PolicyState].seed(replace(state, invoked_keys={("a.txt", f"{files.content_hash('a.txt')}{lines}")}))
+        written = call("write_file", "a.txt", "x")
+        assert written.success == (not said)
+        assert said in written.message
 
 
 def test_path_hashes_know_what_makes_them_of_an_earlier_version() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,46 @@ if TYPE_CHECKING:
     from ringfence.runtime.context import ToolContext
     from ringfence.runtime.tool import Tool
     from ringfence.session.tool_result import ShowsLines, ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the model has seen of the content of a file."""
+
+    hash: str
+    """The sha256 of the content."""
+    lines: tuple[range, ...] | None = None
+    """The lines that it has seen, counted from 0; None where it has seen all. After a change that quoted what it
+    replaced there are none."""
+
+    @classmethod
+    def parse(cls, text: str) -> Known:
+        """Read the key of a `PolicyState`, which `str` of a `Known` writes."""
+        content_hash, separator, spans = text.partition(" ")
+        if not separator:
+            return cls(content_hash)
+        return cls(content_hash, tuple(range(*map(int, span.split("-"))) for span in spans.split()))
+
+    def __str__(self) -> str:
+        if self.lines is None:
+            return self.hash
+        return f"{self.hash} {' '.join(f'{span.start}-{span.stop}' for span in self.lines)}"
+
+    def covers(self, content_hash: str | None, *, in_part: bool) -> bool:
+        """Whether the content has this hash, and the model has seen all of it; any of it, if ``in_part``."""
+        return self.hash == content_hash and (in_part or self.lines is None)
+
+    def with_lines(self, shown: range, total: int) -> Known:
+        """Add the lines that a read of this content has shown, of ``total`` lines."""
+        if self.lines is None:
+            return self
+        spans: list[range] = []
+        for span in sorted((*self.lines, shown), key=attrgetter("start")):
+            if spans and span.start <= spans[-1].stop:
+                spans[-1] = range(spans[-1].start, max(spans[-1].stop, span.stop))
+            else:
+                spans.append(span)
+        return Known(self.hash, None if spans[0] == range(total) else tuple(spans))
 
 
 class ReadBeforeWritePolicy(BasePolicy):
@@ -86,16 +127,16 @@ class ReadBeforeWritePolicy(BasePolicy):
         if not targets:
             return PolicyDecision.deny(f"{self.name} does not know which files {tool.name} would change")
         scope = context.scope_of(getattr(filesystem, "lock", None))
-        known = known_hashes(policy_state(context, self.name, scope))
+        keys = known_hashes(policy_state(context, self.name, scope))
         for written in targets:
             target = written if isinstance(written, str) else written.path
             try:
                 path = context.resolve_path(target, mount_point=self.mount_point)
-                for file, content_hash in _files_at(filesystem, path, written, known):
-                    read = known.of(file)
-                    is_part_enough = not isinstance(written, str) and not written.whole
-                    if read is None or (_hash_in(read) if is_part_enough else read) != content_hash:
-                        return PolicyDecision.deny(_denial(path, file, read, content_hash))
+                is_part_enough = not isinstance(written, str) and not written.whole
+                for file, content_hash in _files_at(filesystem, path, written, keys):
+                    known = _known(keys, file)
+                    if known is None or not known.covers(content_hash, in_part=is_part_enough):
+                        return PolicyDecision.deny(_denial(path, file, known, content_hash))
             except (ValueError, PermissionError) as error:
                 return PolicyDecision.deny(describe_error(error))
             except OSError as error:
@@ -113,12 +154,13 @@ class ReadBeforeWritePolicy(BasePolicy):
         for lock, changed in call.changes.items():
             read, earlier = call.reads.get(lock, {}), (call.read_before or {}).get(lock, ())
             answered_for = (call.answered_for or {}).get(lock, ())
-            known = known_hashes(policy_state(context, self.name, context.scope_of(lock)))
+            keys = known_hashes(policy_state(context, self.name, context.scope_of(lock)))
             for change in changed:
                 before, after = _hash_of(change.before), _hash_of(change.after)
-                known_as = known.of(change.path)
+                known = _known(keys, change.path)
                 # The lines that a tool needs were checked before it ran, if it declares what it writes.
-                read_as = (known_as if tool.writes is None else _hash_in(known_as), read.get(change.path))
+                is_enough = known is not None and (known.lines is None or tool.writes is not None)
+                read_as = (known.hash if known is not None and is_enough else None, read.get(change.path))
                 if before is None:
                     is_known = any(read_as) or not _replaces_unhashed(change)
                 else:
@@ -139,16 +181,17 @@ class ReadBeforeWritePolicy(BasePolicy):
         writes = {} if tool.opaque or (call.inner and not governed) else call.changes
         for lock in {**reads, **writes}:
             state = policy_state(context, self.name, context.scope_of(lock))
-            known = known_hashes(state)
-            learned: dict[str, str | None] = {
-                path: _with_lines(known.of(path), content_hash, result.value)
+            keys = known_hashes(state)
+            learned: dict[str, Known | None] = {
+                path: _after_read(_known(keys, path), content_hash, result.value)
                 for path, content_hash in reads.get(lock, {}).items()
             }
             if lock in writes:
-                learned |= self._left_by(context, lock, state, known, learned, tool.name in self.write_tools)
-            news = {path: content_hash for path, content_hash in learned.items() if known.of(path) != content_hash}
+                learned |= self._left_by(context, lock, state, learned, tool.name in self.write_tools)
+            texts = {path: None if known is None else str(known) for path, known in learned.items()}
+            news = {path: text for path, text in texts.items() if keys.of(path) != text}
             if news:
-                new = PolicyState(self.name, state.invoked_tools, known.updated(news), state.scope)
+                new = PolicyState(self.name, state.invoked_tools, keys.updated(news), state.scope)
                 context.session[PolicyState].replace_item(state, new)
 
     def _left_by(
@@ -156,69 +199,81 @@ class ReadBeforeWritePolicy(BasePolicy):
         context: ToolContext,
         lock: CallLock,
         state: PolicyState,
-        known: PathHashes,
-        learned: Mapping[str, str | None],
+        learned: Mapping[str, Known | None],
         declared: bool,
-    ) -> dict[str, str | None]:
-        """The files that a call changed: path to the content that the model knows, else None.
+    ) -> Mapping[str, Known | None]:
+        """What the model knows of the files that a call changed: None for those that it does not know now.
 
         If the model did not know one of the files, its content may be in any of them now. Raises OSError (ESTALE)
         where a call of ``write_tools`` changed an unknown file: `check` had passed, so the file changed after it.
         """
         call = context.call
         assert call is not None
+        changes = [change for change in call.changes[lock] if not _keeps_content(change)]
+        left = {change.path: _known_whole(change.after) for change in changes}
+        answered_for = (call.answered_for or {}).get(lock, ())
+        parts = dict[str, str]()
+        unknown = False
+        for change in changes:
+            before = _hash_of(change.before)
+            if before is None:
+                continue
+            known = self._known_before(context, state, learned, change.path, before)
+            if known is None and declared and (change.path, before) not in answered_for:
+                message = "was not as it had been read when this call changed it; nothing is changed, read it again"
+                raise OSError(errno.ESTALE, message, change.path)
+            unknown |= known is None
+            if known is not None and known.lines is not None:
+                parts[change.path] = before
+        if unknown:
+            return {
+                path: now and self._known_before(context, state, learned, path, now.hash) for path, now in left.items()
+            }
+        return _known_in_part(changes, left, parts) if parts else left
 
-        def known_as(content_hash: str, path: str) -> str | None:
-            for found in (known.of(path), learned.get(path)):
-                if _hash_in(found) == content_hash:
-                    return found
+    def _known_before(
+        self,
+        context: ToolContext,
+        state: PolicyState,
+        learned: Mapping[str, Known | None],
+        path: str,
+        content_hash: str,
+    ) -> Known | None:
+        """What the model knows of the content with this hash, if `path` had it before the call, or the call read it."""
+        known = _known(known_hashes(state), path)
+        if known is None or known.hash != content_hash:
+            known = learned.get(path)
+        if known is None or known.hash != content_hash:
             # The state before the call comes last: it is the slowest to find, and seldom decides. It differs where an
             # inner call, or another policy of this name, has recorded this call's changes already.
-            found = known_hashes(policy_state(context, self.name, state.scope, before=True)).of(path)
-            return found if _hash_in(found) == content_hash else None
-
-        answered_for = (call.answered_for or {}).get(lock, ())
-        left: dict[str, str | None] = {}
-        moved_parts = set[str]()
-        unread = False
-        for change in call.changes[lock]:
-            path, before, after = change.path, change.before, change.after
-            was = None if before is None else before.content_hash
-            now = None if after is None else after.content_hash
-            if was is not None and was == now:  # nothing but its permissions
-                continue
-            left[path] = now
-            if was is None:
-                continue
-            if (read := known_as(was, path)) is not None:
-                if read != was and now is None:
-                    moved_parts.add(was)
-                elif read != was:
-                    left[path] = f"{now} "
-                continue
-            if declared and (path, was) not in answered_for:
-                message = "was not as it had been read when this call changed it; nothing is changed, read it again"
-                raise OSError(errno.ESTALE, message, path)
-            unread = True
-        if unread:
-            return {path: now and known_as(now.rstrip(), path) for path, now in left.items()}
-        if moved_parts:  # to any of the files that are new, or in the place of another with this content
-            new = {change.path for change in call.changes[lock] if change.before is None}
-            return {
-                path: f"{now} " if now and (path in new or now in moved_parts) else now for path, now in left.items()
-            }
-        return left
+            known = _known(known_hashes(policy_state(context, self.name, state.scope, before=True)), path)
+        return known if known is not None and known.hash == content_hash else None
 
 
-def _denial(path: str, file: str, read: str | None, content_hash: str | None) -> str:
+def _known_in_part(
+    changes: Sequence[Change], left: Mapping[str, Known | None], parts: Mapping[str, str]
+) -> Mapping[str, Known | None]:
+    """What is known of the changed files ``left``, if of ``parts`` (with their hashes before) only lines were known.
+
+    A file that is gone may have moved: to any of the files that are new, or in the place of another one with this
+    content.
+    """
+    moved = {content_hash for path, content_hash in parts.items() if left[path] is None}
+    new = {change.path for change in changes if change.before is None} if moved else set[str]()
+    return {
+        path: Known(now.hash, ()) if now is not None and (path in parts or path in new or now.hash in moved) else now
+        for path, now in left.items()
+    }
+
+
+def _denial(path: str, file: str, known: Known | None, content_hash: str | None) -> str:
     below = f"{escape_path(path)} is a directory, and " if file.startswith(f"{path}/") else ""
-    if read is None:
+    if known is None:
         return f"{below}{escape_path(file)} exists and has not been read: read it first"
-    if _hash_in(read) != content_hash:
+    if known.hash != content_hash:
         return f"{below}{escape_path(file)} has changed since it was read: read it again"
-    spans = _spans(read)
-    lines = ", ".join(f"{span.start + 1}-{span.stop}" for span in spans if span)
-    if spans and not lines:
+    lines = ", ".join(f"{span.start + 1}-{span.stop}" for span in known.lines or () if span)
+    if known.lines and not lines:
         return f"{below}no line of {escape_path(file)} has been read whole: change a part of it with edit_file"
     if not lines:
         return f"{below}only a part of {escape_path(file)} was read before it was changed: read all of it first"
@@ -226,32 +281,30 @@ def _denial(path: str, file: str, read: str | None, content_hash: str | None) ->
     return f"{part}: read the others first, or use edit_file"
 
 
-def _hash_in(known: str | None) -> str | None:
-    return None if known is None else known.partition(" ")[0]
+def _known(keys: PathHashes, path: str) -> Known | None:
+    text = keys.of(path)
+    return None if text is None else Known.parse(text)
 
 
-def _spans(known: str) -> list[range]:
-    """The lines that are known of a content, from 0; of one that is known as a whole, none."""
-    return [range(*map(int, span.split("-"))) for span in known.split(" ")[1:] if span]
-
-
-def _with_lines(known: str | None, content_hash: str, value: ShowsLines | Any) -> str:
-    """What is known of a content after a read with this result: its hash, and lines unless it is all of them."""
+def _after_read(known: Known | None, content_hash: str, value: ShowsLines | Any) -> Known:
+    """What is known of a content after a read with this result."""
     # A check of the protocol would take ten times as long.
     shown = value.lines_shown() if hasattr(value, "lines_shown") else None
-    if shown is None or known == content_hash:
-        return content_hash
+    if shown is None:
+        return Known(content_hash)
     lines, total = shown
-    spans: list[range] = []
-    earlier = _spans(known) if known is not None and _hash_in(known) == content_hash else []
-    for span in sorted((*earlier, lines), key=attrgetter("start")):
-        if spans and span.start <= spans[-1].stop:
-            spans[-1] = range(spans[-1].start, max(spans[-1].stop, span.stop))
-        else:
-            spans.append(span)
-    if spans[0] == range(total):
-        return content_hash
-    return " ".join((content_hash, *(f"{span.start}-{span.stop}" for span in spans)))
+    earlier = known if known is not None and known.hash == content_hash else Known(content_hash, ())
+    return earlier.with_lines(lines, total)
+
+
+def _known_whole(version: FileVersion | None) -> Known | None:
+    return None if version is None or version.content_hash is None else Known(version.content_hash)
+
+
+def _keeps_content(change: Change) -> bool:
+    """Whether nothing but permissions changes."""
+    before = _hash_of(change.before)
+    return before is not None and before == _hash_of(change.after)
 
 
 def _hash_of(version: FileVersion | None) -> str | None:
@@ -270,7 +323,7 @@ _PATH_FIELDS = ("file_path", "path", "source", "target")
 
 
 def _files_at(
-    filesystem: Filesystem, path: str, written: Written, known: PathHashes
+    filesystem: Filesystem, path: str, written: Written, keys: PathHashes
 ) -> Iterable[tuple[str, str | None]]:
     """The existing files that a change of `path` reaches: itself, or all below a directory. Pipes are none.
 
@@ -289,7 +342,7 @@ def _files_at(
             return ()
         raise
     try:
-        if known.of(path) is None and filesystem.stat(path).is_file:
+        if keys.of(path) is None and filesystem.stat(path).is_file:
             return ((path, None),)
         return ((path, filesystem.content_hash(path)),)
     except (FileNotFoundError, NotADirectoryError):
@@ -304,7 +357,7 @@ def _files_at(
         below = [match.path for match in filesystem.glob("**", path=path) if match.is_file]
         # A link in it is removed or moved itself, whatever it leads to.
         return (
-            (file, None if known.of(file) is None else filesystem.content_hash(file))
+            (file, None if keys.of(file) is None else filesystem.content_hash(file))
             for file in below
             if filesystem.resolve(file) == file
         )
