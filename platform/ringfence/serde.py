@@ -20,7 +20,6 @@ import base64
 import inspect
 import json
 import math
-import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -58,8 +57,8 @@ def parse(cls: type[T], data: Mapping[str, object] | str | bytes, *, extra: Extr
 
     Raises:
         TypeError: ``cls`` is not a dataclass that can be parsed, or ``data`` is none of these.
-        ValueError: the data does not fit. The message has every problem and its place: ``edits[2].count: expected an
-            integer (got "many")``.
+        ValueError: the data does not fit. The message has every problem and its place: ``edits[2].count: expected a
+            valid integer (got "many")``.
     """
     return decoder(cls, extra=extra, coerce=coerce)(data)
 
@@ -297,50 +296,28 @@ def name_of(cls: object) -> str:
 
 
 def describe_problems(problems: Sequence[Any], value: object, schema: Mapping[str, object]) -> str:
-    """One line for pydantic's errors, for a model that can only change ``value``.
-
-    The places are those of ``value``; pydantic's labels of union members are left out. What several members expected
-    in one place is joined: "expected a string or an array (got 3)".
-    """
-    # Items that do not fit are not counted: then "too short" says nothing.
-    around = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
-    found: dict[tuple[str, str], list[str]] = {}
-    for problem in problems:
-        if problem["type"] != "too_short" or problem["loc"] not in around:
-            path = _data_path(value, problem)
-            got = "" if problem["type"] in _WITHOUT_INPUT else f" (got {show_value(problem['input'])})"
-            found.setdefault((path_text(path), got), []).append(_message(problem, path, schema))
-    sentences = [f"{where}: " * bool(where) + _join(messages) + got for (where, got), messages in found.items()]
+    """One line for pydantic's errors: the place of each in ``value``, pydantic's message, and what is there."""
+    sentences = list(dict.fromkeys(_sentence(problem, value, schema) for problem in problems))
     more = len(sentences) - MAX_PROBLEMS
     return "; ".join(sentences[:MAX_PROBLEMS]) + (f"; and {more} more problems" if more > 0 else "")
 
 
 _UNKNOWN_KEY = frozenset({"unexpected_keyword_argument", "extra_forbidden"})
-_WITHOUT_INPUT = _UNKNOWN_KEY | {"missing", "json_invalid", "value_error", "assertion_error"}
+_OF_THE_CLASS = frozenset({"value_error", "assertion_error"})
+_WITHOUT_INPUT = _UNKNOWN_KEY | _OF_THE_CLASS | {"missing", "json_invalid"}
 
 
-def _message(problem: Any, path: Sequence[str | int], schema: Mapping[str, object]) -> str:
-    kind: str = problem["type"]
-    if kind in _UNKNOWN_KEY:
-        return _unknown_key(str(path[-1]), _known_keys(schema, path[:-1]))
-    if kind == "missing":
-        return "required, but missing"
-    if kind == "json_invalid":  # a lone surrogate, say, half of a character that no text has
-        return f"not acceptable JSON: {problem['ctx']['error']}"
-    if kind in ("value_error", "assertion_error"):  # raised by the class itself
-        return str(problem["ctx"]["error"])
-    if kind == "dataclass_type" and (keys := _known_keys(schema, path)):
-        return f"expected an object with the keys {', '.join(keys)}"
-    if kind in ("literal_error", "enum"):
-        return f"expected {problem['ctx']['expected']}"
-    text = re.sub(r"\ba valid (?=(\w))", lambda found: "an " if found[1] in "aeio" else "a ", problem["msg"])
-    text = re.sub(r"^Input should be (?=an? )", "expected ", text)
-    return re.sub(r"^\w+ (?=should )| after validation", "", text)
-
-
-def _join(messages: Sequence[str]) -> str:
-    messages = sorted(dict.fromkeys(messages), key=lambda text: not text.startswith("expected "))
-    return " or ".join([messages[0], *(text.removeprefix("expected ") for text in messages[1:])])
+def _sentence(problem: Any, value: object, schema: Mapping[str, object]) -> str:
+    path = _data_path(value, problem)
+    if problem["type"] in _UNKNOWN_KEY:
+        text = _unknown_key(str(path[-1]), _known_keys(schema, path[:-1]))
+    elif problem["type"] in _OF_THE_CLASS:
+        text = str(problem["ctx"]["error"])
+    else:
+        text = problem["msg"].replace("Input should be", "expected", 1)
+    where = path_text(path)
+    got = "" if problem["type"] in _WITHOUT_INPUT else f" (got {show_value(problem['input'])})"
+    return (f"{where}: " if where else "") + text + got
 
 
 def _unknown_key(key: str, known: Sequence[str]) -> str:
