@@ -52,9 +52,9 @@ from ringfence_workspace.history.ignored_files import Repository
 from ringfence_workspace.opening import Opened
 from ringfence_workspace.outputs import KeptOutputs, is_output
 from ringfence_workspace.transaction.edits import Edits
-from ringfence_workspace.transaction.operation import NOT_ROLLED_BACK, is_full
 from ringfence_workspace.transaction.read_set import relinked
 from ringfence_workspace.transaction.recovery import Recovered
+from ringfence_workspace.transaction.restore import NOT_ROLLED_BACK, is_full
 from ringfence_workspace.transaction.undo_log import Savepoint, SnapshotPoint
 from ringfence_workspace.tree.confined import Confined, Found, Pieces, open_file, sha256_of
 from ringfence_workspace.tree.kernel import Abilities, birth_ns

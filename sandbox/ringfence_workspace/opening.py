@@ -16,9 +16,9 @@ from ringfence_workspace.history.store import FOLDER, Store
 from ringfence_workspace.history.store_roots import check_format, note_format, record_root, replaced
 from ringfence_workspace.locking import RootLock, check_locks
 from ringfence_workspace.outputs import KeptOutputs
-from ringfence_workspace.transaction.heartbeat import Heartbeat
+from ringfence_workspace.transaction.heartbeat import STAMP, Heartbeat
 from ringfence_workspace.transaction.opaque_calls import OpaqueCalls
-from ringfence_workspace.transaction.recovery import STAMP, Recovered, Recovery
+from ringfence_workspace.transaction.recovery import Recovered, Recovery
 from ringfence_workspace.transaction.scans import Scans
 from ringfence_workspace.transaction.step_history import StepHistory
 from ringfence_workspace.transaction.transactions import Transactions

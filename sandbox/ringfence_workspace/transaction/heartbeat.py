@@ -12,9 +12,12 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 
-from ringfence_workspace.transaction.recovery import RUNS
 from ringfence_workspace.tree.places import not_written
 
+STAMP = "alive"
+"""In a store, the file that the owner of an opaque call stamps."""
+RUNS = b"runs"
+"""What is in it behind the stamp while the log has such a call."""
 SECONDS_BETWEEN = 1.0
 GRACE_NS = 3_000_000_000
 """How long after the loss of its owner a call may still change files: until then the sandbox has ended it."""

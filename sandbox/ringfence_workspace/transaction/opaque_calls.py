@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ringfence.participants import Change
 from ringfence_workspace.history.entries import Difference, Entry, is_directory
@@ -13,7 +12,7 @@ from ringfence_workspace.history.scan import clock_ahead_ns
 from ringfence_workspace.transaction.changes import ScannedFiles
 from ringfence_workspace.transaction.heartbeat import GRACE_NS, Heartbeat
 from ringfence_workspace.transaction.hold import Hold, Holding
-from ringfence_workspace.transaction.opaque_states import Aborted, After, Before, KeptOpen, is_only_time
+from ringfence_workspace.transaction.opaque_states import Aborted, After, Base, Before, KeptOpen, is_only_time
 from ringfence_workspace.transaction.restore import RestoreReport
 from ringfence_workspace.transaction.scans import Scans
 from ringfence_workspace.transaction.tree_rollback import Judge, TreeRollback
@@ -25,21 +24,6 @@ Note = Callable[[Mapping[str, Json]], None]
 """Writes a record into the log, if there is room."""
 MOST_LISTED = 20
 """Paths in a note; the rest is counted."""
-
-
-@dataclass(slots=True, eq=False)
-class Base:
-    """The tree to which a call goes back in which an opaque call has begun: its own, or one within it."""
-
-    before: Before
-    seen: tuple[int, After] | None = None
-    """What the last look at the tree found, with the version of the workspace that was looked at."""
-    tried: set[str] | None = None
-    """The paths of the call, once a way back was begun."""
-
-    def seen_at(self, version: int) -> After | None:
-        """What a look at the tree has found, unless calls have gone on since."""
-        return self.seen[1] if self.seen is not None and self.seen[0] == version else None
 
 
 class OpaqueCalls:

@@ -140,6 +140,21 @@ class After:
         return self.found.stamps
 
 
+@dataclass(slots=True, eq=False)
+class Base:
+    """The tree to which a call goes back in which an opaque call has begun: its own, or one within it."""
+
+    before: Before
+    seen: tuple[int, After] | None = None
+    """What the last look at the tree found, with the version of the workspace that was looked at."""
+    tried: set[str] | None = None
+    """The paths of the call, once a way back was begun."""
+
+    def seen_at(self, version: int) -> After | None:
+        """What a look at the tree has found, unless calls have gone on since."""
+        return self.seen[1] if self.seen is not None and self.seen[0] == version else None
+
+
 @dataclass(frozen=True, slots=True)
 class Aborted:
     """What is kept of what a rollback takes away: a commit, and its name; and in words what is not in it."""

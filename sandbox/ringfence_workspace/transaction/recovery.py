@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ringfence.errors import RestoreFailedError
 from ringfence_workspace.history.log import Log
@@ -27,24 +27,15 @@ from ringfence_workspace.transaction.changes import (
     noting_failure,
     states_inside,
 )
+from ringfence_workspace.transaction.heartbeat import RUNS, STAMP
 from ringfence_workspace.transaction.hold import DirectoryTimes, Hold, Holding, describe_unknown
 from ringfence_workspace.transaction.interrupted_calls import KilledCall, note_killed
-from ringfence_workspace.transaction.operation import NOT_ROLLED_BACK, is_full
+from ringfence_workspace.transaction.opaque_calls import OpaqueCalls
 from ringfence_workspace.transaction.records import last_slot
-from ringfence_workspace.transaction.restore import Restore, RestoreReport
-from ringfence_workspace.transaction.transactions import keep_conflicts
+from ringfence_workspace.transaction.restore import NOT_ROLLED_BACK, Restore, RestoreReport, is_full, keep_conflicts
 from ringfence_workspace.tree.confined import Confined, is_reserved
 from ringfence_workspace.tree.kernel import Abilities, Renames
 from ringfence_workspace.tree.state import Json, State
-
-if TYPE_CHECKING:
-    from ringfence_workspace.transaction.opaque_calls import OpaqueCalls
-
-
-STAMP = "alive"
-"""In a store, the file that the owner of an opaque call stamps."""
-RUNS = b"runs"
-"""What is in it behind the stamp while the log has such a call."""
 
 _MOMENT_NS = 2_000_000_000
 

@@ -30,12 +30,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from ringfence.filesystem.paths import directories_above
 from ringfence_workspace.transaction.hold import ChangedDirectory, DirectoryTimes, Hold, Holding
@@ -44,6 +45,12 @@ from ringfence_workspace.tree.confined import UNREACHABLE, Confined, read_file
 from ringfence_workspace.tree.kernel import Renames, failpoint, lstat, set_mode
 from ringfence_workspace.tree.state import Json, State
 
+logger = logging.getLogger(__name__)
+
+NOT_ROLLED_BACK = (
+    "the workspace's filesystem is full, so what a call replaced cannot be brought back: make room, and open the "
+    "workspace again, which completes it"
+)
 _HASHED_BYTES = 1 << 20
 """In the process, what is larger is known by its size and time alone: a rollback must not cost what a file weighs."""
 _IN_THE_WAY = UNREACHABLE | {errno.EEXIST, errno.ENOTEMPTY, errno.EXDEV, errno.EBUSY, errno.EPERM}
@@ -618,3 +625,40 @@ class _EpochRestore:
             except PermissionError:
                 whose = f"the permissions of {path or 'the root'} cannot be brought back, it is another user's"
                 self.report.notes.append(whose)
+
+
+def is_full(error: BaseException | None) -> TypeGuard[OSError]:
+    """Whether a disk is full, and nobody has said more than that: of the store it is said what to do."""
+    return (
+        isinstance(error, OSError)
+        and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        and error.strerror == os.strerror(error.errno)
+    )
+
+
+def keep_conflicts(holding: Holding, report: RestoreReport, directory: str) -> list[str]:
+    """Copy what conflicts keep from their paths to where it can be looked at, and what a program has written into a
+    file that the call had displaced; where that is, in words."""
+    late = {(path, place) for place, path in holding.written().items() if path in report.conflicts}
+    notes: list[str] = []
+    for path, place in sorted(late.union(report.displaced.items())):
+        before = report.displaced.get(path) == place
+        what = f"what {path} was before the call" if before else f"what was saved as {path}"
+        try:
+            kept = holding.keep(place, directory)
+        except OSError as error:
+            notes.append(f"{what} could not be kept: {error}")
+            continue
+        if kept is not None:
+            notes.append(f"{what} is kept at {kept}: copy it back from there if it is wanted")
+    return notes
+
+
+def keep_written(holding: Holding, directory: str) -> None:
+    """Copy what nobody would ever see otherwise to where it can be looked at, and say so in the log."""
+    try:
+        for place, path in holding.written().items():
+            kept = holding.keep(place, directory)
+            logger.warning("a program that had %s open wrote into it after a call had replaced it: %s", path, kept)
+    except OSError:
+        logger.exception("what a program wrote into a file that a call had replaced is lost")

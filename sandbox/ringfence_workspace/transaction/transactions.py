@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ringfence.errors import SnapshotRestoreError, TransactionError
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
+from ringfence.runtime.interrupts import Interrupts
 from ringfence_workspace.history.log import Log
 from ringfence_workspace.transaction.call_log import CallLog
 from ringfence_workspace.transaction.changes import (
@@ -23,22 +25,33 @@ from ringfence_workspace.transaction.changes import (
     TypedChanges,
     noting_failure,
 )
-from ringfence_workspace.transaction.hold import Holding
-from ringfence_workspace.transaction.operation import Operation
 from ringfence_workspace.transaction.read_set import stale, written_meanwhile
 from ringfence_workspace.transaction.records import Epoch, UndoRecord
-from ringfence_workspace.transaction.restore import Make, Restore, RestoreReport
+from ringfence_workspace.transaction.restore import Make, Restore, RestoreReport, is_full, keep_conflicts, keep_written
 from ringfence_workspace.transaction.undo_log import RunningOperation, Savepoint, SnapshotPoint, UndoLog
 from ringfence_workspace.tree.confined import Confined
 from ringfence_workspace.tree.kernel import Abilities, Renames, failpoint, sync_filesystem
 from ringfence_workspace.tree.state import Json, State
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from ringfence.receipts import Receipt
     from ringfence_workspace.call_process import CallProcess
-    from ringfence_workspace.transaction.opaque_calls import Base, OpaqueCalls
+    from ringfence_workspace.transaction.opaque_calls import OpaqueCalls
+    from ringfence_workspace.transaction.opaque_states import Base
 
 logger = logging.getLogger(__name__)
+
+_ELSEWHERE = (
+    "cannot be changed, since that could not be rolled back: it is on another filesystem than the workspace's root "
+    "(mounted in it, or a layer of an overlay)"
+)
+_FULL = "the workspace's filesystem is full, and what a call replaces stays there until it ends: make room"
+_GONE = (
+    "the directory in the root in which displaced files wait ({}) was removed during the call, which cannot be taken "
+    "back without it: let the call fail, and find what has removed it"
+)
 
 
 class Transactions:
@@ -474,33 +487,36 @@ class Transactions:
         return report
 
 
+class Operation:
+    """One operation on a workspace. (On the way of every file: no generator.)"""
+
+    __slots__ = ("_began", "_held", "_transactions")
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def __enter__(self) -> None:
+        self._held = Interrupts()
+        try:
+            self._began = self._transactions.begin_operation()
+        except BaseException:
+            self._held.remove()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._transactions.end_operation(self._began, failed=error is not None)
+            if isinstance(error, OSError) and error.errno == errno.EXDEV:
+                raise OSError(errno.EXDEV, _ELSEWHERE, error.filename) from error
+            if isinstance(error, FileNotFoundError) and (hold := self._transactions.undo.held) and not hold.is_in_place:
+                raise OSError(errno.ESTALE, _GONE.format(hold.name)) from error
+            if is_full(error):
+                raise OSError(error.errno, f"{error.strerror}: {_FULL}") from error
+        finally:
+            self._held.remove()
+
+
 def _no_note(record: Mapping[str, Json]) -> None:
     pass
-
-
-def keep_conflicts(holding: Holding, report: RestoreReport, directory: str) -> list[str]:
-    """Copy what conflicts keep from their paths to where it can be looked at, and what a program has written into a
-    file that the call had displaced; where that is, in words."""
-    late = {(path, place) for place, path in holding.written().items() if path in report.conflicts}
-    notes: list[str] = []
-    for path, place in sorted(late.union(report.displaced.items())):
-        before = report.displaced.get(path) == place
-        what = f"what {path} was before the call" if before else f"what was saved as {path}"
-        try:
-            kept = holding.keep(place, directory)
-        except OSError as error:
-            notes.append(f"{what} could not be kept: {error}")
-            continue
-        if kept is not None:
-            notes.append(f"{what} is kept at {kept}: copy it back from there if it is wanted")
-    return notes
-
-
-def keep_written(holding: Holding, directory: str) -> None:
-    """Copy what nobody would ever see otherwise to where it can be looked at, and say so in the log."""
-    try:
-        for place, path in holding.written().items():
-            kept = holding.keep(place, directory)
-            logger.warning("a program that had %s open wrote into it after a call had replaced it: %s", path, kept)
-    except OSError:
-        logger.exception("what a program wrote into a file that a call had replaced is lost")

@@ -20,7 +20,7 @@ from ringfence_workspace.tree.kernel import Renames
 from ringfence_workspace.tree.state import Json, State
 
 if TYPE_CHECKING:
-    from ringfence_workspace.transaction.opaque_calls import Base
+    from ringfence_workspace.transaction.opaque_states import Base
 
 
 @dataclass(slots=True, eq=False)
