@@ -67,7 +67,8 @@ class DelegationSection(Section[None]):
 
     A child works in the same session and with the same adapter. Its calls are nested transactions. If the child fails,
     its changes are rolled back and the model that delegated continues. A child may use ``share`` of the remaining time
-    and tokens.
+    and tokens. If a child has an opaque tool, ``delegate`` is opaque, too: the prompt that delegates needs the
+    workspace as well.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class DelegationSection(Section[None]):
             name="delegate",
             description="Hand a part of the work to somebody else. If it fails, nothing of it is left.",
             handler=self._delegate,
+            opaque=any(_runs_programs(delegate.template) for delegate in delegates),
             accepts_overrides=False,
         )
         super().__init__(title=title, key=key, tools=[tool], accepts_overrides=False)
@@ -153,3 +155,7 @@ class DelegationSection(Section[None]):
 
     def _part(self, limit: int | None, used: int | None) -> int | None:
         return None if limit is None else max(int((limit - (used or 0)) * self.share), 1)
+
+
+def _runs_programs(template: PromptTemplate[Any]) -> bool:
+    return any(tool.opaque for node in template.walk() for tool in node.tools)

@@ -560,12 +560,15 @@ class Workspace:
         plan.sort()
         return tuple(writer.notes)
 
-    def transaction(self, tag: str, *, session: Session | None = None) -> AbstractContextManager[Transaction]:
+    def transaction(
+        self, tag: str, *, session: Session | None = None, opaque: bool = False
+    ) -> AbstractContextManager[Transaction]:
         """Make the changes of a ``with`` block one step, or none if it raises. ``tag`` is the tool that the step names.
 
-        ``session`` takes part too, and the step bears its id. Raises what `tool_transaction` does.
+        ``session`` takes part too, and the step bears its id. ``opaque`` is for a block that runs programs, or calls a
+        tool that does. Raises what `tool_transaction` does.
         """
-        return tool_transaction(session or Session(), Participants((self.filesystem,)), tag=tag)
+        return tool_transaction(session or Session(), Participants((self.filesystem,)), tag=tag, opaque=opaque)
 
     def checkpoint(self, name: str) -> NamedStep:
         """Give the newest step, with what others have changed since, a name: a point that `restore` and `diff` take

@@ -271,7 +271,7 @@ def test_a_program_that_has_changed_nothing_is_in_no_one_s_way(opaque: World) ->
 def test_a_program_that_was_taken_back_is_in_no_one_s_way(opaque: World) -> None:
     snapshot = opaque.snapshot()
     before = opaque.holds
-    with suppress(KeyError), tool_transaction(opaque.session, opaque.resources):
+    with suppress(KeyError), tool_transaction(opaque.session, opaque.resources, opaque=True):
         assert opaque.call().success
         raise KeyError
     opaque.files.write("a.txt", "later")
@@ -306,7 +306,7 @@ def test_one_of_a_failed_call_in_which_a_program_ran_is_refused(opaque: World, t
     taken: list[CompositeSnapshot] = []
     opaque.session[Line].seed(Line(text))
     before = opaque.holds
-    with suppress(KeyError), tool_transaction(opaque.session, opaque.resources):
+    with suppress(KeyError), tool_transaction(opaque.session, opaque.resources, opaque=True):
         assert opaque.call().success
         opaque.files.write("more", "which goes with what the program has made")
         taken.append(opaque.snapshot())

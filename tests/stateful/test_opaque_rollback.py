@@ -153,6 +153,7 @@ class OpaqueRollback(RuleBasedStateMachine):
     @precondition(lambda self: len(self.open) < 3)
     @rule(opaque=st.sampled_from([True, True, False]))
     def begin(self, opaque: bool) -> None:
+        opaque = opaque and (not self.open or self.open[-1].call.opaque)
         self.number += 1
         before = shape(self.root)
         call = HeldCall(f"call-{self.number}", self.open[-1].call if self.open else None, opaque=opaque)
@@ -165,11 +166,11 @@ class OpaqueRollback(RuleBasedStateMachine):
     def damaged(self, what: tuple[str, int, int, str, bytes]) -> None:
         self._damage(what)
 
-    @precondition(lambda self: len(self.open) < 2)
+    @precondition(lambda self: len(self.open) < 2 and all(one.call.opaque for one in self.open))
     @rule(displaced=st.lists(st.integers(0, 30), min_size=1, max_size=4), reached=st.lists(damages, max_size=4))
     def reach(self, displaced: list[int], reached: list[tuple[str, int, int, str, bytes]]) -> None:
-        """A program in a typed call gets at what that has displaced."""
-        self.begin(opaque=False)
+        """A program gets at what the call that runs it has displaced."""
+        self.begin(opaque=True)
         for number in displaced:
             there = sorted(path for path in shape(self.root) if path)
             if there:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextvars
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -37,6 +39,7 @@ from ringfence.runtime import (
     tool_transaction,
 )
 from ringfence.runtime.policy import Policy
+from ringfence_sandbox import Workspace
 from ringfence_tools import Delegate, DelegatedTask, DelegationSection, VfsToolsSection
 from ringfence_tools.delegation import Delegated
 
@@ -113,6 +116,44 @@ def test_a_child_that_fails_takes_back_its_own_work_only(ends: list[dict[str, An
     assert (text, world.written) == ("Done.", {"mine.txt": "x"})
     assert "what it did is undone" in adapter.requests[-1]["messages"][-1]["content"]
     assert [invoked.result.success for invoked in world.session[ToolInvoked].all()][-1] is False
+
+
+@dataclass(frozen=True)
+class Script:
+    text: str
+
+
+def script_tool(root: Path) -> Tool[Script, None]:
+    def run(params: Script, *, context: ToolContext) -> ToolResult[None]:
+        subprocess.run(["sh", "-ec", params.text], cwd=root, check=True)
+        return ToolResult.ok(None)
+
+    return Tool[Script, None](name="run", description="Run a script.", handler=run, opaque=True)
+
+
+@pytest.mark.parametrize("ends", [{"text": "Done."}, REFUSED])
+def test_a_child_that_runs_programs_is_delegated_to_by_a_call_that_is_rolled_back_as_one(
+    tmp_path: Path, ends: dict[str, Any]
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    with Workspace.open(root, store=tmp_path / "store") as workspace:
+        session, files = Session(), workspace.filesystem
+        tools = ToolsSection(title="Run", key="run", tools=[script_tool(root)])
+        task = MarkdownSection[DelegatedTask](title="Your task", key="task", template="Do this: $task")
+        own = VfsToolsSection(session=session, filesystem=files)
+        writer = PromptTemplate(ns="tests", key="writer", sections=[task, own, tools])
+        section = DelegationSection([Delegate("writer", "Writes files.", writer)])
+        lead = PromptTemplate(
+            ns="tests", key="lead", sections=[section, VfsToolsSection(session=session, filesystem=files)]
+        )
+        assert [tool.opaque for node in lead.walk() for tool in node.tools if tool.name == "delegate"] == [True]
+        run = {"tool_calls": [{"name": "run", "arguments": {"text": "echo x > b.txt"}}]}
+        ScriptedAdapter([delegate(), write("a.txt"), run, ends, DONE]).evaluate(Prompt(lead), session=session)
+    is_kept = ends is not REFUSED
+    assert sorted(path.name for path in root.iterdir()) == (["a.txt", "b.txt"] if is_kept else [])
+    outcomes = {one.tool: one.outcome for one in session[Receipt].all()}
+    assert outcomes["run"] == ("committed" if is_kept else "rolled_back")
 
 
 class Asked:

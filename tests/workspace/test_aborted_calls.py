@@ -173,7 +173,7 @@ def test_a_call_within_a_call_is_kept_as_a_call_of_its_own(root: Path, workspace
 
 
 def test_typed_changes_before_a_program_are_kept_with_what_it_changed(root: Path, workspace: Workspace) -> None:
-    with held_call(workspace.filesystem, call_id="outer") as outer:
+    with held_call(workspace.filesystem, call_id="outer", opaque=True) as outer:
         workspace.filesystem.for_call(outer).write("a.txt", "typed")
         with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
             (root / "script").write_text("by a program")

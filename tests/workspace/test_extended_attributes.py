@@ -148,7 +148,7 @@ def test_a_call_that_changed_files_before_a_program_has_those_of_directories_bac
     root: Path, fs: HostFilesystem
 ) -> None:
     before = attributes(root)
-    with held_call(fs, call_id="outer") as outer:
+    with held_call(fs, call_id="outer", opaque=True) as outer:
         fs.for_call(outer).write("d/f", "typed")
         fs.for_call(outer).delete("d/e", recursive=True)
         with held_call(fs, call_id="inner", parent=outer, opaque=True) as inner:

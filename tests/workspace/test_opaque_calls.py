@@ -486,11 +486,30 @@ def test_typed_changes_within_an_opaque_call_go_back_with_it(root: Path, files: 
         assert now[path].inode == before[path].inode
 
 
-def test_an_opaque_call_in_a_typed_one(root: Path, workspace: Workspace) -> None:
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_call_that_runs_programs_in_a_call_that_is_not_declared_opaque_is_refused_and_changes_nothing(
+    root: Path, workspace: Workspace, changed: bool
+) -> None:
+    files = workspace.filesystem
+    with held_call(files, call_id="outer") as outer:
+        if changed:
+            files.for_call(outer).write("a.txt", "outer")
+        before = capture_tree(root)
+        inner = HeldCall("inner", outer, opaque=True)
+        with pytest.raises(TransactionError, match="opaque=True"):
+            inner.join(files)
+        inner.release()
+        assert capture_tree(root) == before
+        files.for_call(outer).write("late", "outer")
+        outer.commit()
+    assert workspace.steps()[-1].paths == (("a.txt", "late") if changed else ("late",))
+
+
+def test_an_opaque_call_in_another_one(root: Path, workspace: Workspace) -> None:
     files, before = workspace.filesystem, shape(root)
     (root / "theirs").write_text("person")
     for end in ("rollback", "commit"):
-        with held_call(files, call_id="outer") as outer:
+        with held_call(files, call_id="outer", opaque=True) as outer:
             files.for_call(outer).write("a.txt", "outer")
             files.for_call(outer).write("theirs", "outer")
             with held_call(files, call_id="failed", parent=outer, opaque=True) as inner:
@@ -525,7 +544,7 @@ NESTED = {
     "opaque => ! rm d/b.txt; touch d/n => rollback",
     "a program between two writes of one file": "opaque => write a.txt => "
     "! echo program > a.txt => commit => write a.txt",
-    "the middle one of three calls goes back": "write a.txt => typed => write d/b.txt => delete d/e => typed => "
+    "the middle one of three calls goes back": "write a.txt => opaque => write d/b.txt => delete d/e => opaque => "
     "write late => opaque => ! rm -r d one late => commit => commit => rollback => "
     "! [ -e one ] && [ -e d/e/c.txt ] && [ ! -e late ] && grep -q by a.txt && ! grep -q by d/b.txt => write d/b.txt",
     "links that were brought back before": "opaque => ! rm one d/two => rollback => write one => opaque => "
@@ -540,7 +559,7 @@ NESTED = {
     "a program in the way of an inner rollback": "opaque => typed => delete a.txt => "
     "! echo program > a.txt => conflict => rollback",
     "what a program made is deleted in vain": "opaque => ! echo new > n => commit => typed => delete n => rollback",
-    "an empty program in a call that fails": "typed => delete a.txt => opaque => "
+    "an empty program in a call that fails": "opaque => delete a.txt => opaque => "
     "commit => rollback => opaque => commit",
     "a command removes what tools displaced": "opaque => write a.txt => ! rm -rf .ringfence* => "
     "write d/b.txt => ! mkdir away; mv .ringfence* away => commit",
@@ -573,7 +592,7 @@ for name, script in REACHED.items():
 def play(root: Path, files: HostFilesystem, script: str) -> Sequence[str]:
     """Calls in calls, step by step. `typed` and `opaque` begin one, `commit`, `rollback` and `conflict` (a rollback
     that meets one) end it; `!` runs a command. The conflicts of the rollback of the outermost call."""
-    calls = [HeldCall("outer")]
+    calls = [HeldCall("outer", opaque=True)]
     calls[0].join(files)
     for number, line in enumerate(script.split(" => ")):
         verb, _, what = line.partition(" ")
@@ -611,108 +630,8 @@ def test_programs_and_tools_in_calls_in_calls_are_all_rolled_back(root: Path, wo
     assert [entry.kind for entry in workspace.log()] == ["baseline"]
 
 
-BESIDE: dict[str, tuple[str, Callable[[Path], object], dict[str, str], tuple[str, ...]]] = {
-    "a file that a tool wrote": ("write a.txt", lambda r: save(r / "a.txt"), {"a.txt": "person"}, ("a.txt",)),
-    "in a directory that a tool deleted": (
-        "delete d => write a.txt",
-        lambda r: save(r / "d/b.txt"),
-        {"d/b.txt": "person", "d/e/c.txt": "c\n"},
-        ("d", "d/b.txt"),
-    ),
-    "in a directory that a tool moved": (
-        "move d x",
-        lambda r: save(r / "x/b.txt"),
-        {"x/b.txt": "person", "d/b.txt": "b\n", "d/e/c.txt": "c\n"},
-        ("x/b.txt",),
-    ),
-    "where a tool moved a directory to": (
-        "move d/e E",
-        lambda r: (shutil.rmtree(r / "E"), save(r / "E/c.txt")),
-        {"E/c.txt": "person", "d/e/c.txt": "c\n"},
-        ("E/c.txt",),  # the new directory may have got the inode of the other one
-    ),
-    "where a tool moved a file to that it wrote anew": (
-        "move a.txt x => write a.txt",
-        lambda r: save(r / "x"),
-        {"x": "person", "a.txt": "one\r\ntwo\r\n"},
-        ("x",),
-    ),
-    "a file in the place of a directory": (
-        "write d/e/c.txt",
-        lambda r: (shutil.rmtree(r / "d/e"), save(r / "d/e")),
-        {"d/e": "person"},
-        ("d/e", "d/e/c.txt"),
-    ),
-    "a file in the place of a directory that a tool deleted": (
-        "delete d/e",
-        lambda r: save(r / "d/e"),
-        {"d/e": "person"},
-        ("d/e",),
-    ),
-    "another large file where a tool moved one away": (
-        "move d/big x",
-        lambda r: save(r / "d/big"),
-        {"d/big": "person", "x": "big\n" * 1000},
-        ("d/big",),
-    ),
-    "the hold removed": (
-        "write a.txt => delete d/b.txt",
-        lambda r: [shutil.rmtree(hold) for hold in r.glob(".ringfence-hold*")],
-        {"a.txt": "one\r\ntwo\r\n", "d/b.txt": "b\n"},
-        (),
-    ),
-}
-
-
-def save(path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.with_name("new").write_text("person")
-    path.with_name("new").rename(path)
-
-
-@pytest.mark.parametrize("name", BESIDE)
-@pytest.mark.parametrize("killed", [False, True])
-def test_what_somebody_does_between_a_tool_and_a_program_stays(root: Path, name: str, killed: bool) -> None:
-    """And nothing of before is lost: it is in its place, or kept."""
-    script, person, expected, conflicts = BESIDE[name]
-    everything = {
-        one.read_bytes() for one in root.rglob("*") if one.is_file() and not one.is_relative_to(root / "nested")
-    }
-    found: list[tuple[str, ...]] = []
-
-    def work(before: Callable[[str], None]) -> None:
-        with limited(root) as workspace, held_call(workspace.filesystem, call_id="outer") as outer:
-            files = workspace.filesystem.for_call(outer)
-            for line in script.split(" => "):
-                verb, *paths = line.split()
-                if verb == "write":
-                    files.write(paths[0], "typed")
-                elif verb == "delete":
-                    files.delete(paths[0], recursive=True)
-                else:
-                    files.move(*paths)
-            person(root)
-            with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
-                inner.commit()
-            before("the end")
-            found.append(outer.rollback().conflicts)
-
-    if killed:
-        assert killed_at(0, lambda before: work(lambda at: before(at) if at == "the end" else None))
-        with limited(root) as workspace:
-            assert workspace.recovered is not None
-            found.append(workspace.recovered.conflicts)
-    else:
-        work(lambda name: None)
-    assert {path: (root / path).read_bytes().decode() for path in expected} == expected
-    assert {*conflicts} <= {*found[0]}
-    assert bool(conflicts) == bool(found[0])
-    left = [one for top in (root, root.parent / "store/kept") for one in top.rglob("*") if one.is_file()]
-    assert everything <= {one.read_bytes() for one in left}
-
-
 def test_a_displaced_file_that_a_program_takes_is_in_its_step(root: Path, workspace: Workspace) -> None:
-    with held_call(workspace.filesystem, call_id="outer") as outer:
+    with held_call(workspace.filesystem, call_id="outer", opaque=True) as outer:
         files = workspace.filesystem.for_call(outer)
         files.write("a.txt", "outer")
         files.delete("d/e", recursive=True)
@@ -731,7 +650,7 @@ def test_a_displaced_file_that_a_program_takes_is_in_its_step(root: Path, worksp
 def test_a_displaced_large_file_that_a_program_reaches_comes_back_as_it_is_now(root: Path, script: str) -> None:
     (root / "large").write_bytes(b"l" * 5000)
     os.link(root / "large", root / "other")
-    with limited(root, 4500) as workspace, held_call(workspace.filesystem, call_id="outer") as outer:
+    with limited(root, 4500) as workspace, held_call(workspace.filesystem, call_id="outer", opaque=True) as outer:
         workspace.filesystem.for_call(outer).delete("large")
         with held_call(workspace.filesystem, call_id="inner", parent=outer, opaque=True) as inner:
             sh(root, "held=$(echo .ringfence-hold*); " + script)
@@ -917,8 +836,10 @@ def test_a_process_is_noted_only_within_an_opaque_call(root: Path, files: HostFi
     process = CallProcess.running(os.getpid(), "a test")
     with pytest.raises(TransactionError, match="while an opaque call runs"):
         files.note_process(process)
-    with held_call(files) as call, pytest.raises(TransactionError):
-        files.for_call(call).note_process(process)
+    with held_call(files) as call:
+        with pytest.raises(TransactionError):
+            files.for_call(call).note_process(process)
+        call.rollback()
     with held_call(files, opaque=True) as call:
         files.for_call(call).note_process(process)
         call.rollback()

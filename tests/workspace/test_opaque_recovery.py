@@ -79,7 +79,7 @@ class Case:
     def run(self, before: Before, end: str, *, typed: bool = False) -> None:
         with injected(before), self.open() as workspace:
             fs = workspace.filesystem
-            with held_call(fs, call_id="outer", opaque=not typed) as call:
+            with held_call(fs, call_id="outer", opaque=True) as call:
                 if typed:
                     files = fs.for_call(call)
                     files.write("a.txt", "typed")
@@ -114,7 +114,7 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-@pytest.mark.parametrize("typed", [False, True], ids=["alone", "in a typed call"])
+@pytest.mark.parametrize("typed", [False, True], ids=["alone", "after typed changes"])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_an_opaque_call_killed_anywhere_is_undone_or_done(case: Case, end: str, typed: bool) -> None:
     case.fresh()
@@ -148,7 +148,7 @@ def _differing(one: dict[str, CapturedPath], other: dict[str, CapturedPath]) -> 
 
 
 @pytest.mark.parametrize("damage", [DAMAGE, "rm -r .ringfence-hold*", OVERWRITE], ids=["", "removed", "overwritten"])
-@pytest.mark.parametrize("typed", [False, True], ids=["alone", "in a typed call"])
+@pytest.mark.parametrize("typed", [False, True], ids=["alone", "after typed changes"])
 def test_a_recovery_of_an_opaque_call_killed_anywhere_is_done_again(case: Case, typed: bool, damage: str) -> None:
     """Also where a program reached what typed changes had displaced."""
     if damage != DAMAGE and not typed:
@@ -256,10 +256,10 @@ def test_a_file_above_the_limit_is_not_lost_if_somebody_saves_in_its_place_while
     assert met
 
 
-@pytest.mark.parametrize("opaque", [True, False], ids=["in an opaque call", "in a typed call"])
-def test_a_large_file_that_a_rollback_restored_survives_a_kill(case: Case, opaque: bool) -> None:
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_large_file_that_a_rollback_restored_survives_a_kill(case: Case, moved: bool) -> None:
     case.limits = ScanLimits(max_file_bytes=200)
-    place = "d/big" if opaque else "moved"
+    place = "moved" if moved else "d/big"
     met = False
     for point in kill_points(5):
         case.fresh()
@@ -267,8 +267,8 @@ def test_a_large_file_that_a_rollback_restored_survives_a_kill(case: Case, opaqu
         def brought_back(before: Before) -> None:
             with injected(before), case.open() as workspace:
                 fs = workspace.filesystem
-                with held_call(fs, call_id="outer", opaque=opaque) as outer:
-                    if not opaque:
+                with held_call(fs, call_id="outer", opaque=True) as outer:
+                    if moved:
                         fs.for_call(outer).move("d/big", place)
                     with held_call(fs, call_id="inner", parent=outer, opaque=True) as inner:
                         (case.root / place).unlink()

@@ -306,7 +306,7 @@ def test_a_call_commits_what_it_has_moved_after_a_call_within_was_rolled_back(
     (root / "directory").mkdir()
     (root / "directory/file").write_text("old")
     workspace.look()
-    with held_call(workspace.filesystem) as held:
+    with held_call(workspace.filesystem, opaque=opaque) as held:
         fs = workspace.filesystem.for_call(held)
         fs.move("directory", "moved")
         with held_call(workspace.filesystem, call_id="inner", parent=held, opaque=opaque) as inner:

@@ -41,10 +41,6 @@ class Meta:
     def of(cls, found: os.stat_result, link: int = 0) -> Meta:
         return cls(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, found.st_mtime_ns, link)
 
-    @classmethod
-    def of_state(cls, state: State, link: int = 0) -> Meta:
-        return cls(state.mode, state.uid, state.gid, state.mtime_ns, link)
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -1,4 +1,4 @@
-"""Opaque calls in one workspace, and the way back to where the calls began in which there is one."""
+"""Opaque calls in one workspace, and the way back to where each of them began."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ringfence_workspace.history.entries import Difference, Entry, is_directory
 from ringfence_workspace.history.scan import clock_ahead_ns
 from ringfence_workspace.transaction.changes import ScannedFiles
 from ringfence_workspace.transaction.heartbeat import GRACE_NS, Heartbeat
-from ringfence_workspace.transaction.hold import Hold, Holding
+from ringfence_workspace.transaction.hold import Hold
 from ringfence_workspace.transaction.opaque_states import Aborted, After, Base, Before, KeptOpen, is_only_time
 from ringfence_workspace.transaction.restore import RestoreReport
 from ringfence_workspace.transaction.scans import Scans
 from ringfence_workspace.transaction.tree_rollback import Judge, TreeRollback
 from ringfence_workspace.tree.confined import Confined
 from ringfence_workspace.tree.kernel import Renames, birth_ns
-from ringfence_workspace.tree.state import Json, State
+from ringfence_workspace.tree.state import Json
 
 Note = Callable[[Mapping[str, Json]], None]
 """Writes a record into the log, if there is room."""
@@ -45,19 +45,17 @@ class OpaqueCalls:
         """The descriptor of the file that is stamped while one is open."""
         return self._stamp.descriptor
 
-    def begin(self, firsts: Sequence[Mapping[str, State | None]], held: Holding | None) -> list[Base]:
-        """Look at the tree before an opaque call, and store it as it was when each of the calls around began that has
-        no base yet; see `Scans.before`. OSError: it cannot be."""
-        before = self._scans.before(firsts, held, outermost=not self.any_open)
+    def begin(self, *, outermost: bool) -> Base:
+        """Look at the tree before an opaque call, and store it; see `Scans.before`. OSError: it cannot be."""
+        before = self._scans.before(outermost=outermost)
         self._stamp.start()
-        return [Base(one) for one in before]
+        return Base(before)
 
-    def begun(self, bases: Sequence[Base]) -> None:
+    def begun(self, base: Base) -> None:
         """The log has the record that a call begins with."""
         self._stamp.begun()
         self.any_open = True
-        for base in bases:
-            self._kept_open.open(self._files, base.before.left)
+        self._kept_open.open(self._files, base.before.left)
 
     def sealed(self) -> None:
         """The outermost call has ended all its programs. What changes from now on is somebody else's."""

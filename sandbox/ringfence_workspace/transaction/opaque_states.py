@@ -142,7 +142,7 @@ class After:
 
 @dataclass(slots=True, eq=False)
 class Base:
-    """The tree to which a call goes back in which an opaque call has begun: its own, or one within it."""
+    """The tree to which an opaque call goes back."""
 
     before: Before
     seen: tuple[int, After] | None = None

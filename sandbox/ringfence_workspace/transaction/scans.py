@@ -11,7 +11,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeGuard
@@ -19,14 +19,13 @@ from typing import TypeGuard
 from ringfence.filesystem.paths import directories_above
 from ringfence.participants import Change, FileVersion
 from ringfence_workspace.history.commits import CommitInfo, PreparedStep
-from ringfence_workspace.history.entries import Difference, Entry, Meta, Unknown, blob_id, is_directory, link_number
+from ringfence_workspace.history.entries import Difference, Entry, Unknown, blob_id, is_directory
 from ringfence_workspace.history.scan import Exclusion, Hides, ScanResult, Separates
-from ringfence_workspace.history.stat_cache import Attributes, Stamp, attributes_of, stamp_of
+from ringfence_workspace.history.stat_cache import Stamp
 from ringfence_workspace.history.store import Store
 from ringfence_workspace.history.trees import walk
 from ringfence_workspace.transaction.aborted_calls import keep_commit
 from ringfence_workspace.transaction.changes import ScannedFiles, noting_failure
-from ringfence_workspace.transaction.hold import Holding
 from ringfence_workspace.transaction.opaque_states import SEPARATE, Aborted, After, Before, ExcludedFile, is_only_time
 from ringfence_workspace.transaction.step_history import StepHistory
 from ringfence_workspace.transaction.step_states import all_above
@@ -34,7 +33,6 @@ from ringfence_workspace.tree.confined import Confined, open_file, sha256_of
 from ringfence_workspace.tree.git_index import has_same_entries, is_index
 from ringfence_workspace.tree.kernel import free_bytes, set_mode, sync_filesystem
 from ringfence_workspace.tree.linked_worktrees import LINKED_WORKTREE, is_open_workspace
-from ringfence_workspace.tree.state import State
 
 KEPT_BYTES = 1 << 30
 """Of one call's new files: beyond it only names and hashes are kept of what is taken back."""
@@ -43,16 +41,6 @@ _NAMES_BYTES = 1 << 14
 """What it takes, for a few paths, to keep that they were there at all."""
 
 _LOOKING = stat.S_IRUSR | stat.S_IXUSR
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """A tree: what differs from the newest commit, what no commit has, and what is known of what is there."""
-
-    states: Mapping[str, Entry | None]
-    left: Mapping[str, ExcludedFile]
-    stamps: Mapping[str, Stamp]
-    attributes: Mapping[str, Attributes]
 
 
 class Scans:
@@ -67,122 +55,37 @@ class Scans:
     def store(self) -> Store:
         return self.history.store
 
-    def before(
-        self, firsts: Sequence[Mapping[str, State | None]], held: Holding | None, *, outermost: bool
-    ) -> list[Before]:
-        """Look at the tree and store all of it: as it is, and as it was when each of the calls around began.
+    def before(self, *, outermost: bool) -> Before:
+        """Look at the tree and store all of it.
 
-        ``firsts`` has of each call, the outermost first, what the paths were that it has changed so far by itself. What
-        is no longer at its path is at another of these, or ``held``. With ``outermost`` the first is all there is of
-        changes, and what else differs from the newest commit is somebody else's, and becomes one.
+        Where the call is ``outermost``, what differs from the newest commit is somebody else's, and becomes a commit.
 
         Raises:
             OSError: the tree cannot be read, or the store not be written.
         """
         history, store = self.history, self.store
-        is_taken_in = outermost and not any(firsts)
-        found = history.take_in() if is_taken_in else history.scan(store.tip)
+        found = history.take_in() if outermost else history.scan(store.tip)
         tip = store.tip
         assert tip is not None, "the first call of all takes in the tree"
-        known = (
-            {}
-            if is_taken_in
-            else {path: one for path, one in found.known().items() if not self._files.is_reserved(path)}
-        )
         left = {path: self._excluded(path, reason, found.stamps.get(path)) for path, reason in found.excluded.items()}
-        now = _Look(known, left, found.stamps, history.attributes)
-        places = {one.st_ino: place for place, one in held.entries()} if held is not None else {}
-        for path in {path for first in firsts for path in first}:
-            if (here := self._look(path)) is not None:
-                places[here.st_ino] = path
-        looks = [self._as_it_was(tip, now, first, places) if first else now for first in firsts]
-        # The outermost last: with it the newest commit may become another.
-        last_first = [self._stored(tip, look, is_external=outermost and look is looks[0]) for look in reversed(looks)]
-        stored = last_first[::-1]
-        history.stand_for(stored[-1][0])
+        commit, prepared = (tip, None) if outermost else self._prepare(tip, found, left)
+        history.stand_for(commit)
         room = free_bytes(store.folder) // 4
-        return [
-            Before(commit, prepared, history.known(commit), look.stamps, look.left, look.attributes, room)
-            for look, (commit, prepared) in zip(looks, stored, strict=True)
-        ]
+        return Before(commit, prepared, history.known(commit), found.stamps, left, history.attributes, room)
 
-    def _as_it_was(self, tip: str, now: _Look, first: Mapping[str, State | None], places: Mapping[int, str]) -> _Look:
-        """The tree with what paths were at first."""
-        states, left, stamps = {**now.states}, {**now.left}, {**now.stamps}
-        attributes = {path: one for path, one in now.attributes.items() if path not in first}
-        for path in first:
-            left.pop(path, None)
-            stamps.pop(path, None)
-        theirs = {path for path, state in now.states.items() if state is not None and path not in first}
-        numbers = {state.meta.link for state in now.states.values() if state is not None}
-        holding = {*all_above([*theirs, *left])}  # of somebody else, maybe in a directory that the call had made
-        for path, state in first.items():
-            if state is None:
-                if path not in holding:
-                    states[path] = None
-                continue
-            place = places.get(state.inode)
-            here = self._look(place) if place is not None else None
-            if state.kind == "directory":
-                states[path] = Entry("directory", Meta.of_state(state))
-                if place != path:  # what had gone of it before is gone
-                    below = (f"{path}/{name}" for name in self.store.states.names(tip, path))
-                    states |= dict.fromkeys(one for one in below if one not in first)
-            else:
-                entry = self._first_entry(tip, path, state, place, here)
-                if isinstance(entry, Entry):
-                    states[path] = _with_known_link(entry, self.store.states.entry(tip, path), numbers)
-                else:
-                    states.pop(path, None)
-                    mode = -1 if here is None else stat.S_IFMT(here.st_mode) | state.mode
-                    left[path] = ExcludedFile(entry, state.inode, state.size, state.mtime_ns, mode)
-            if place is not None and here is not None:
-                stamps[path] = stamp_of(here)
-                with self._files.parent(place) as (at, name):
-                    if extended := attributes_of(f"/proc/self/fd/{at}/{name}"):
-                        attributes[path] = extended
-        no_directories = {path for path, state in states.items() if not is_directory(state)}
-        reachable = {path: one for path, one in states.items() if no_directories.isdisjoint(directories_above(path))}
-        return _Look(reachable, left, stamps, attributes)
-
-    def _first_entry(
-        self, tip: str, path: str, state: State, place: str | None, here: os.stat_result | None
-    ) -> Entry | Exclusion:
-        """What a path had at first, which is at a place now; or why no commit can have it."""
-        if state.kind not in ("file", "symlink"):
-            return "special file"
-        if state.size > self.history.limits.max_file_bytes:
-            return "too large"
-        known = self.store.states.entry(tip, path)
-        if place is None or here is None:  # nobody has it but the history, perhaps
-            is_same = known is not None and (known.kind, known.meta.mtime_ns) == (state.kind, state.mtime_ns)
-            return known if known is not None and is_same else "unreadable"
-        try:
-            oid = self.store.add_blob(self._files.read_content(place))
-        except PermissionError:
-            return "unreadable"
-        meta = Meta.of_state(state, link_number(here, os.fstat(self._files.root).st_dev))
-        return Entry(state.kind, replace(meta, mtime_ns=here.st_mtime_ns), oid)
-
-    def _stored(self, tip: str, look: _Look, *, is_external: bool) -> tuple[str, PreparedStep | None]:
-        """The commit that has a tree, and the objects of it, if it is not to be the newest one."""
+    def _prepare(
+        self, tip: str, found: ScanResult, left: Mapping[str, ExcludedFile]
+    ) -> tuple[str, PreparedStep | None]:
+        """The commit that has the tree within a call, and the objects of it: it is not to be the newest one."""
         store = self.store
-        states = {path: state for path, state in look.states.items() if state != store.states.entry(tip, path)}
-        unknown = self._unknown({path: left.reason for path, left in look.left.items()})
-        if not is_external:
-            if not states:
-                return tip, self._as_prepared(tip)
-            info = CommitInfo("external", datetime.now(UTC), title="before an opaque call in a call")
-            prepared = store.prepare(states, info, after=self._as_prepared(tip), unknown=unknown)
-            return prepared.commit, prepared
-        known = store.states.unknown(tip)
-        if not states and unknown.reasons == known.reasons:
-            return tip, None
-        prepared = store.prepare(states, CommitInfo("external", datetime.now(UTC)), unknown=unknown)
-        if not prepared.changed and unknown.reasons == known.reasons:
-            return prepared.commit, prepared
-        store.publish(prepared)
-        return prepared.commit, None
+        known = {path: one for path, one in found.known().items() if not self._files.is_reserved(path)}
+        states = {path: state for path, state in known.items() if state != store.states.entry(tip, path)}
+        if not states:
+            return tip, self._as_prepared(tip)
+        info = CommitInfo("external", datetime.now(UTC), title="before an opaque call in a call")
+        unknown = self._unknown({path: one.reason for path, one in left.items()})
+        prepared = store.prepare(states, info, after=self._as_prepared(tip), unknown=unknown)
+        return prepared.commit, prepared
 
     def _as_prepared(self, commit: str) -> PreparedStep:
         states = self.store.states
@@ -509,14 +412,6 @@ def _separates_since(before: Before) -> Separates:
         return is_linked and (status.st_ino in inodes or is_open_workspace(directory))
 
     return separates
-
-
-def _with_known_link(entry: Entry, known: Entry | None, numbers: Set[int]) -> Entry:
-    """With the number of its group of links in the newest commit. A group that was restored has a new one, which a scan
-    does not tell of; ``numbers`` are those that it tells of."""
-    if known is None or not known.meta.link or entry.meta.link in (0, *numbers):
-        return entry
-    return known if replace(entry, meta=replace(entry.meta, link=known.meta.link)) == known else entry
 
 
 def _runs_as_owner(entry: Entry | None) -> TypeGuard[Entry]:

@@ -135,8 +135,19 @@ class Transactions:
     # -- transactions
 
     def begin(self, call_id: str, tool: str, *, opaque: bool = False) -> Savepoint:
-        """Remember the state now. OSError: it cannot be stored, as it has to be before an ``opaque`` call."""
+        """Remember the state now.
+
+        Raises:
+            OSError: it cannot be stored, as it has to be before an ``opaque`` call.
+            TransactionError: the call is opaque, and the one that makes it is not.
+        """
         outermost = not self.undo.savepoints
+        if opaque and not outermost and not self.undo.savepoints[-1].opaque:
+            around = self.undo.savepoints[-1].tool
+            raise TransactionError(
+                f"{tool} runs programs, and {around}, which calls it, is not declared opaque: no scan is made around "
+                f"that. Declare {around} opaque, too: Tool(..., opaque=True)"
+            )
         if outermost:
             if call_id and self._history is not None:
                 self._history.begin()
@@ -151,7 +162,7 @@ class Transactions:
         self.undo.savepoints.append(savepoint)
         if opaque:
             try:
-                self._begin_opaque()
+                self._begin_opaque(savepoint)
             except BaseException:
                 self._leave(savepoint)
                 if outermost:
@@ -159,23 +170,19 @@ class Transactions:
                 raise
         return savepoint
 
-    def _begin_opaque(self) -> None:
-        """Store the tree as it was when each of the open calls began, which is what they go back to from now on."""
+    def _begin_opaque(self, savepoint: Savepoint) -> None:
+        """Store the tree, which the call goes back to from now on."""
         if self._opaque is None:
             self._opaque = self._new_opaque()
         undo = self.undo
         undo.find_holding()
-        around = [savepoint for savepoint in undo.savepoints if savepoint.base is None]
-        bases = self._opaque.begin([undo.first_states(savepoint) for savepoint in around], undo.held)
-        first, before = around[0], bases[0].before
-        if first.outermost:
-            noted: dict[str, Json] = {"conflicts": [*first.conflicts], "displaced": {**first.displaced}}
-            undo.log.write({"opaque": before.commit, **noted}, blob=before.more())
-        for savepoint, base in zip(around, bases, strict=True):
-            savepoint.base, savepoint.position = base, 0
+        base = self._opaque.begin(outermost=savepoint.outermost)
+        if savepoint.outermost:
+            undo.log.write({"opaque": base.before.commit}, blob=base.before.more())
+        savepoint.base, savepoint.position = base, 0
         undo.epochs = [Epoch()]
         undo.version += 1
-        self._opaque.begun(bases)
+        self._opaque.begun(base)
         undo.times.forget()
         undo.read_set.left.clear()
         undo.read_set.unsure = True
@@ -293,7 +300,6 @@ class Transactions:
             self._note_restored(savepoint, report)
         else:
             notes, report = list[str](), self._go_to_base(savepoint, savepoint.base)
-            report.displaced |= savepoint.displaced
         self.undo.read_set.clear()
         self._compared = None
         if not report.moved:  # a later change of a path is the first one again: what is there may be somebody else's
@@ -344,15 +350,15 @@ class Transactions:
                 self.undo.found_again(path)
 
     def _add_conflicts(self, conflicts: set[str]) -> None:
-        """Conflicts are those of the calls around, too, should they be rolled back; not where an opaque call has begun
-        within them: all of it goes back, whoever changed it."""
+        """Conflicts are those of the calls around, too, should they be rolled back; not of opaque ones: all of it goes
+        back, whoever changed it."""
         for savepoint in reversed(self.undo.savepoints):
             if not conflicts or savepoint.base is not None:
                 break
             savepoint.conflicts |= conflicts
 
     def _go_to_base(self, savepoint: Savepoint, base: Base) -> RestoreReport:
-        """Make the tree what it was when a call began in which an opaque call has begun, whoever changed it since."""
+        """Make the tree what it was when an opaque call began, whoever changed it since."""
         assert self._opaque is not None, "one has begun"
         undo = self.undo
         undo.find_holding()

@@ -49,11 +49,9 @@ class Savepoint:
     first: list[tuple[dict[str, State | None], str]] = field(default_factory=list[tuple[dict[str, State | None], str]])
     """The records of the calls around it whose first change of a path is within it."""
     base: Base | None = None
-    """Once an opaque call has begun, this or one within it: the tree to which it goes back, whatever has changed."""
+    """Of an opaque call: the tree to which it goes back, whatever has changed."""
     conflicts: set[str] = field(default_factory=set[str])
     """Where somebody else's was in the way of what was rolled back within it."""
-    displaced: dict[str, str] = field(default_factory=dict[str, str])
-    """Of conflicts that were found when the first opaque call in it began, where what was there before is held."""
 
 
 @dataclass(slots=True)
@@ -256,41 +254,6 @@ class UndoLog:
                         "directory", before.mode, before.uid, before.gid, found.st_mtime_ns, 0, before.inode
                     )
                     self.log.note(UndoRecord(path, record.before).to_json())
-
-    def first_states(self, savepoint: Savepoint) -> dict[str, State | None]:
-        """What the paths were, and the directories that they are in, that calls have changed since a savepoint.
-
-        Where there is not what the call has left, somebody else's is: it is a conflict, and left out, and so is what
-        was there before, wherever it is now.
-        """
-        first = {**savepoint.before}
-        for epoch in reversed(self.epochs[savepoint.position :]):
-            for path, record in epoch.records.items():
-                known, before = savepoint.before.get(path, record.before), record.before
-                if before is None or known is None or not before.is_directory or self.files.is_reserved(path):
-                    continue
-                if known.inode == before.inode:  # not a directory that has got the name since
-                    first[path] = before
-        found = {path: self.files.look(path) for path in first}
-        held = self.held.inodes(below=True) if self.held is not None else {}
-        stays: set[int] = set()
-        for path, here in found.items():
-            before = first[path]
-            if path in savepoint.before:
-                is_left = self.read_set.is_left(path, self.own.get(path), here)
-            else:
-                assert before is not None, "a directory was there"
-                is_left = here is not None and stat.S_ISDIR(here.st_mode)
-                if here is not None:  # only its time is the call's
-                    first[path] = replace(State.of(here), mtime_ns=before.mtime_ns)
-            if not is_left:
-                savepoint.conflicts.add(path)
-                del first[path]
-                if before is not None:
-                    stays.add(before.inode)
-                    for place in held.get(before.inode, ()):
-                        savepoint.displaced[path] = place
-        return {path: state for path, state in first.items() if (one := found[path]) is None or one.st_ino not in stays}
 
     def position(self) -> int:
         """How many epochs there are; what is logged from now on belongs to another one."""
