@@ -277,11 +277,6 @@ class Workspace:
         return self._history.left_out if self._history is not None else {}
 
     @property
-    def lost(self) -> Sequence[str]:
-        """Commits that are lost with the damaged part of the log; what they changed is somebody else's now."""
-        return self._history.lost if self._history is not None else ()
-
-    @property
     def damage(self) -> str | None:
         """What was found of the history that cannot be read, when it was opened, in words; None where all can be."""
         return self._store.damage

@@ -105,4 +105,4 @@ def test_what_gc_dropped_before_a_kill_is_not_lost(tmp_path: Path) -> None:
     assert killed_at(0, work)
     with Workspace.open(tmp_path / "root", store=tmp_path / "store") as workspace:
         assert [step.call_id for step in workspace.steps()][-1] == "call-3"
-        assert not workspace.lost
+        assert workspace.damage is None

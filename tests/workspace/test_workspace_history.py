@@ -342,7 +342,7 @@ def test_a_store_that_was_deleted_starts_anew(root: Path) -> None:
     shutil.rmtree(root.parent / "store")
     with Workspace.open(root, store=root.parent / "store") as again:
         assert [entry.kind for entry in again.log()] == ["baseline"]
-        assert not again.lost
+        assert again.damage is None
 
 
 @pytest.mark.parametrize("opaque", [False, True])

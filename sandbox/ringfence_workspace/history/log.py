@@ -59,9 +59,8 @@ class Log:
     """An open log: the newest file ``log.NUMBER`` of a folder. `renew` begins the next one.
 
     `objects` are those that it has, by binary id. As it was opened, `records` has the rest, and `refs` what refs became
-    (None: dropped). Of objects and refs only what comes before the first damage counts, so that the history is one that
-    once was; `lost` are the commits of calls behind it. Calls' records count wherever they are whole: a record
-    {"damaged": BYTES} stands for those that are not.
+    (None: dropped). Behind damage nothing counts, so that the history is one that once was: the file is copied, and a
+    record {"damaged": BYTES} takes the place of what is cut off.
     """
 
     def __init__(self, folder: Path, *, writable: bool, power: bool = False) -> None:
@@ -75,7 +74,6 @@ class Log:
         self.objects: dict[bytes, Location] = {}
         self.records: list[Record] = []
         self.refs: dict[bytes, bytes | None] = {}
-        self.lost: list[str] = []
         self.cut: str | None = None
         """What of its end was a record that was not written whole, in words."""
         self.damage: str | None = None
@@ -142,34 +140,39 @@ class Log:
                 self._start(self._file)
             return
         self._draw(content[len(_MAGIC) : _FIRST])
-        view, at, damaged = memoryview(content), _FIRST, 0
-        while True:
-            while end := self._whole(view, at):
-                self._take(content, at, whole=not damaged)
-                at = end
-            behind = next((m.start() for m in _MARKS.finditer(content, at + 1) if self._whole(view, m.start())), None)
-            if behind is None:
-                break
-            self.records.append(Record({"damaged": behind - at}))
-            damaged += behind - at
-            at = behind
+        view, at = memoryview(content), _FIRST
+        while end := self._whole(view, at):
+            self._take(content, at)
+            at = end
         self._end = self._begin = at
         self._room = len(content)
-        written = len(content.rstrip(b"\0"))
-        bad = damaged + max(0, written - at)
-        if damaged or (at < written and not self._is_torn(content, at, written)):
-            self.damage = f"the history is damaged: of its log {self.path} {bad} bytes cannot be read"
+        if bad := max(0, len(content.rstrip(b"\0")) - at):
+            self._cut_off(content, bad, writable=writable)
+
+    def _cut_off(self, content: bytes, bad: int, *, writable: bool) -> None:
+        """Cut off the bytes behind the last record that counts; a copy is kept first where a crash cannot have left
+        them."""
+        at, view = self._end, memoryview(content)
+        in_the_middle = any(self._whole(view, mark.start()) for mark in _MARKS.finditer(content, at + 1))
+        if in_the_middle or not self._is_torn(content, at, at + bad):
+            self.damage = (
+                f"the history is damaged: of its log {self.path} the {bad} bytes behind the first {at} do not count"
+            )
             if writable:
-                kept = kept_damaged(str(self.path), content)
                 self.damage += (
                     "; steps in them are lost, what they changed is somebody else's now: the log as it was is kept at "
-                    f"{kept}"
+                    f"{kept_damaged(str(self.path), content)}"
                 )
-        elif at < written:
-            self.cut = f"the log was cut after {at} bytes: the {written - at} bytes behind them are no whole record"
-        if at < written and writable:
-            os.ftruncate(self._file, at)
-            self._room = at
+        else:
+            self.cut = f"the log was cut after {at} bytes: the {bad} bytes behind them are no whole record"
+        if in_the_middle:
+            self.records.append(Record({"damaged": bad}))
+        if writable:
+            if in_the_middle:  # before they go: without it, the call before it would pass for one that was killed
+                self.append({"damaged": bad}, reserve=0)
+                self.flush()
+            os.ftruncate(self._file, self._end)
+            self._room = self._end
 
     def _whole(self, data: memoryview, at: int) -> int:
         """The end of the record that is there; 0 where none is, or not a whole one."""
@@ -188,21 +191,18 @@ class Log:
         _, text_size, blob_size, _ = _HEAD.unpack_from(content, at)
         return at + _HEAD.size + text_size + blob_size > written
 
-    def _take(self, content: bytes, at: int, *, whole: bool) -> None:
+    def _take(self, content: bytes, at: int) -> None:
         mark, text_size, blob_size, _ = _HEAD.unpack_from(content, at)
         start = at + _HEAD.size
         blob = start + text_size
         if mark == _OBJECT:
-            if whole:
-                self.objects[content[start : start + _ID_BYTES]] = blob, blob_size, content[blob - 1]
+            self.objects[content[start : start + _ID_BYTES]] = blob, blob_size, content[blob - 1]
             return
         record = Record(json.loads(content[start:blob]), content[blob : blob + blob_size])
         self.records.append(record)
         match record.values:
-            case {"ref": str(name), "oid": (str() | None) as oid} if whole:
+            case {"ref": str(name), "oid": (str() | None) as oid}:
                 self.refs[name.encode()] = None if oid is None else bytes.fromhex(oid)
-            case {"commit": _, "oid": str(oid)}:
-                self.lost.append(oid)
             case _:
                 pass
 

@@ -296,9 +296,7 @@ class Store:
         if self.objects.log.busy:
             raise TransactionError("the history cannot be packed while a call changes files")
         if self.tip is None and self.objects.log.objects:
-            if self.damage is None:
-                return
-            self.objects.log.objects.clear()
+            return
         self.objects.seal(before_deleting=lambda: write_refs(self.folder, self._refs))
 
     # Reading.

@@ -100,10 +100,10 @@ class Replay:
     ended: tuple[str, str] | None = None
     """The last call, where it has ended and was committed as a step: who made it has not closed the workspace since."""
     began_ns: int = 0
-    """When the call began to change files, in nanoseconds since 1970; 0: nobody knows."""
+    """When the call began to change files, in nanoseconds since 1970."""
     committed: bool = False
-    doubtful: bool = False
-    """Whether records of the open call are damaged."""
+    unclear: tuple[str, str] | None = None
+    """The call that the log tells of where it is damaged: nobody knows how it ended."""
     epochs: list[Epoch] = field(default_factory=lambda: [Epoch()])
     """The undo log of the open call, without what was undone already."""
     step: str | None = None
@@ -124,8 +124,8 @@ class Replay:
 
     @property
     def at(self) -> datetime:
-        """When the call began, or now where nobody knows."""
-        return datetime.fromtimestamp(self.began_ns / 1e9, UTC) if self.began_ns else datetime.now(UTC)
+        """When the call began."""
+        return datetime.fromtimestamp(self.began_ns / 1e9, UTC)
 
     def is_of(self, root: int) -> bool:
         """Whether the log is about an opened root, as far as it says."""
@@ -158,9 +158,10 @@ class Replay:
                     self.root_times = cast("tuple[int, int]", tuple(cast("list[int]", more["times"])))
             case {"begin": str(call_id), "tool": str(tool), "at": int(began_ns)}:
                 self._begin((call_id, tool), began_ns)
-                self.doubtful = False
-            case {"damaged": int()}:
-                self.doubtful = True
+            case {"damaged": int()}:  # files may wait in the hold of which no record is left
+                self.unclear = None if self.committed else self.call
+                self.call = self.ended = None
+                self.epochs, self.holdings = [Epoch()], []
             case {"opaque": str(commit)}:
                 self.base = commit, record.blob
                 self._add_conflicts(record.values)
@@ -181,8 +182,6 @@ class Replay:
                 self.ended = self.call if self.committed and self.step is not None else None
                 self.call, self.epochs = None, [Epoch()]
             case values:
-                if self.committed and self.call is None and "undo" in values:  # the record of its begin was damaged
-                    self._begin(("", ""), 0)
                 replayed(self.epochs, values)
 
     def _add_conflicts(self, values: Mapping[str, object]) -> None:

@@ -344,6 +344,6 @@ class History(Protocol):
         """Make what a path had again in a slot of the hold, if the newest commit has just that; else None."""
         ...
 
-    def seal(self, *, only_long: bool = False) -> bool:
-        """Begin a new log, if no call needs this one: whether that was possible. With ``only_long``, if it is long."""
+    def seal(self, *, only_long: bool = False) -> None:
+        """Begin a new log, if no call needs this one, and it can be written. With ``only_long``, if it is long."""
         ...

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import shutil
@@ -107,12 +106,11 @@ class Recovery:
         self._log.busy = replay.call is not None
         self._mend_root_times()
         recovered = None
-        if replay.call is not None and not replay.committed:
+        if not replay.committed and (replay.call or replay.unclear) is not None:
             for process in replay.processes:
                 process.end()
+        if replay.call is not None and not replay.committed:
             recovered = self._roll_back(replay.call)
-            if replay.doubtful:  # changes of which nobody knows may have displaced something, which is there
-                del replay.holdings[-1:]
         self._remove_unknown_holdings()
         left = [note for name in replay.holdings for note in self._drop(name)]
         self._notes += left
@@ -122,6 +120,9 @@ class Recovery:
                 "changed is still there, and in the history as somebody else's"
             )
         self._note_damage()
+        if replay.unclear is not None:
+            call_id, tool = replay.unclear
+            self._notes.append(f"the log is damaged where it tells of {tool or call_id}: what that call changed stays")
         if recovered is None and (replay.call is not None or self._notes):
             recovered = Recovered("finished", *(replay.call or ("", "")))
         if recovered is not None:
@@ -141,9 +142,7 @@ class Recovery:
         log.busy = False
         if is_needed:  # the next opening has to find the names of what is left
             return
-        if not self._history.seal() and log.damage is not None:  # what is written behind the damage would not count
-            words = "the damaged log of the history could not be replaced by a new one: make room, and open it again"
-            raise OSError(errno.ENOSPC, words, str(log.path))
+        self._history.seal()
 
     def _note_killed(self, call: tuple[str, str], recovered: Recovered) -> None:
         """Have the store remember a call that nobody has a receipt of."""

@@ -67,8 +67,6 @@ class StepHistory(History):
         the filesystem tells of, and its step is to have them."""
         self.replaced = False
         """Whether what the next look finds to differ is that of another directory in the place of the one before."""
-        self.lost: Final = tuple(store.objects.log.lost)
-        """Commits that the log names, and that are lost with what is damaged of it."""
         self.hidden: HiddenTree | None = None
         """What no scan takes in, since it is hidden."""
         self.progress: Progress = no_progress
@@ -170,16 +168,13 @@ class StepHistory(History):
         apply_metadata(holding.descriptor, str(slot), replace(entry.meta, mode=before.mode))
         return slot
 
-    def seal(self, *, only_long: bool = False) -> bool:
+    def seal(self, *, only_long: bool = False) -> None:
         if only_long:
             self.store.seal_when_long()
-            return True
-        try:
+            return
+        with suppress(OSError):  # all is in the log
             self.store.seal()
-        except OSError:
-            return False
-        self._save_cache()
-        return True
+            self._save_cache()
 
     def _save_cache(self) -> None:
         if self._cache is not None and not self._cache_saved:
