@@ -455,7 +455,7 @@ def _next_steps(run: Run, directory: Path, outcome: RunOutcome) -> Iterator[str]
     if workspace.is_part:
         yield f"{workspace.is_part}: what it changed is told from where it was resumed"
     for path in outcome.mixed:
-        yield f"others changed the same lines of {escape_path(path)} meanwhile: its diff has their changes, too"
+        yield f"edited by others too: {escape_path(path)}; its diff may have their changes"
     if outcome.is_masked:
         yield MASKED
     if outcome.applied and workspace.history is None:

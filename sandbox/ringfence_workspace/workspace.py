@@ -463,8 +463,9 @@ class Workspace:
         without: Collection[str] = (),
         ignored: IgnoredPaths | None = None,
     ) -> OwnChanges:
-        """The changes of some sessions' steps since a commit, and the patch for them, ``without`` these paths: what
-        others have changed meanwhile, in the same files too, is not among it. Those of ``ignored`` paths are apart.
+        """The changes of some sessions' steps since a commit, and the patch for them, ``without`` these paths.
+
+        Files that only others have changed meanwhile are not among it. Those of ``ignored`` paths are apart.
 
         Raises:
             LookupError: the history does not go back to that commit.

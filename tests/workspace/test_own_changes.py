@@ -1,4 +1,4 @@
-"""What a session's steps have changed is told without what others have changed in between, in the same files too."""
+"""What a session's steps have changed is told without the files that only others have changed in between."""
 
 from __future__ import annotations
 
@@ -64,26 +64,36 @@ def agent(root: Path) -> Iterator[Agent]:
         yield Agent(workspace)
 
 
-def by_hand(root: Path, number: int, text: str) -> None:
-    lines = (root / "a.txt").read_text().splitlines(keepends=True)
-    (root / "a.txt").write_text("".join([*lines[:number], text, *lines[number + 1 :]]))
+def by_hand(root: Path, number: int, text: str, name: str = "a.txt") -> None:
+    lines = (root / name).read_text().splitlines(keepends=True)
+    (root / name).write_text("".join([*lines[:number], text, *lines[number + 1 :]]))
 
 
-def test_another_line_of_the_same_file_is_theirs(root: Path, agent: Agent) -> None:
+def test_what_only_others_have_changed_is_theirs(root: Path, agent: Agent) -> None:
     agent.line("a.txt", 5, "five\n")
-    by_hand(root, 15, "by hand\n")
-    agent.line("a.txt", 10, "ten\n")
-    assert agent.told() == ({"a.txt": "modified"}, [])
-    assert b"+five\n" in agent.patch()
-    assert b"+ten\n" in agent.patch()
+    (root / "d/b.txt").write_text("by hand\n")
+    agent.step(lambda files: files.read("d/b.txt"), lambda files: files.write("own.txt", "x\n"))
+    assert agent.told() == ({"a.txt": "modified", "own.txt": "created"}, [])
     assert b"by hand" not in agent.patch()
 
 
-def test_the_same_line_cannot_be_told_apart_and_is_said(root: Path, agent: Agent) -> None:
-    by_hand(root, 5, "by hand\n")
+def test_a_file_that_others_have_changed_too_has_both_and_is_named(root: Path, agent: Agent) -> None:
     agent.line("a.txt", 5, "five\n")
+    by_hand(root, 15, "by hand\n")
+    agent.line("a.txt", 10, "ten\n")
     assert agent.told() == ({"a.txt": "modified"}, ["a.txt"])
-    assert b"-line 5\n+five\n" in agent.patch()
+    assert [line in agent.patch() for line in (b"+five\n", b"+by hand\n", b"+ten\n")] == [True, True, True]
+
+
+def test_what_others_change_after_the_newest_step_of_a_file_is_theirs(root: Path, agent: Agent) -> None:
+    agent.line("a.txt", 5, "five\n")
+    by_hand(root, 15, "by hand\n")
+    (root / "own.txt").write_text("by hand\n")
+    agent.step(lambda files: files.read("a.txt"), lambda files: files.write("own.txt", "x\n"))
+    with tool_transaction(Session(), agent, opaque=True):  # which looks through all files
+        pass
+    assert agent.told() == ({"a.txt": "modified", "own.txt": "created"}, ["a.txt", "own.txt"])
+    assert b"by hand" not in agent.patch()
 
 
 def test_what_others_have_made_or_removed_is_theirs(root: Path, agent: Agent) -> None:
@@ -95,56 +105,24 @@ def test_what_others_have_made_or_removed_is_theirs(root: Path, agent: Agent) ->
     assert agent.told() == ({"own.txt": "created"}, [])
 
 
-def test_what_others_had_changed_in_a_file_that_is_moved_is_theirs(root: Path, agent: Agent) -> None:
-    by_hand(root, 15, "by hand\n")
-    agent.step(lambda files: files.move("a.txt", "c.txt"))
-    assert agent.told() == ({"a.txt": "deleted", "c.txt": "created"}, [])
-    assert b"rename to c.txt" in agent.patch()
-    assert b"by hand" not in agent.patch()
-
-
-def test_a_file_of_somebody_else_s_that_is_moved_has_theirs(root: Path, agent: Agent) -> None:
+def test_a_file_of_somebody_else_s_that_is_moved_is_created_where_it_is_moved_to(root: Path, agent: Agent) -> None:
     (root / "new.txt").write_text("by hand\n")
     agent.step(lambda files: files.move("new.txt", "moved.txt"), lambda files: files.write("own.txt", "x\n"))
     assert agent.told() == ({"moved.txt": "created", "own.txt": "created"}, [])
 
 
-def test_a_file_that_somebody_puts_into_a_directory_that_is_moved_is_theirs(root: Path, agent: Agent) -> None:
-    (root / "d/mine.txt").write_text("by hand\n")
-    agent.step(lambda files: files.move("d", "e"))
-    assert agent.told() == ({"d": "deleted", "d/b.txt": "deleted", "e": "created", "e/b.txt": "created"}, [])
-
-
-def test_permission_bits_are_whose_change_they_are(root: Path, agent: Agent) -> None:
-    agent.line("a.txt", 5, "five\n")
-    (root / "a.txt").chmod(0o755)
-    agent.line("a.txt", 10, "ten\n")
-    agent.step(lambda files: files.chmod("d/b.txt", 0o755))
-    assert b"old mode 100644\nnew mode 100755\n" in agent.patch()
-    assert b"a.txt\nold mode" not in agent.patch()
-
-
 def test_what_was_taken_back_is_not_told(root: Path, agent: Agent) -> None:
     agent.line("a.txt", 5, "five\n")
     agent.step(lambda files: files.write("own.txt", "x\n"))
-    by_hand(root, 15, "by hand\n")
+    (root / "d/b.txt").write_text("by hand\n")
     agent.workspace.undo(step=1)
     assert agent.told() == ({"own.txt": "created"}, [])
-
-
-def test_what_others_did_to_the_agent_s_own_files_is_theirs(root: Path, agent: Agent) -> None:
-    agent.step(lambda files: files.move("a.txt", "c.txt"), lambda files: files.write("own.txt", "x\n"))
-    (root / "c.txt").rename(root / "theirs.txt")
-    (root / "own.txt").unlink()
-    agent.step(lambda files: files.write("c.txt", "new\n"), lambda files: files.write("own.txt", "y\n"))
-    kinds, mixed = agent.told()
-    assert (kinds, mixed) == ({"a.txt": "deleted", "c.txt": "created", "own.txt": "created"}, [])
 
 
 def test_a_file_where_others_have_removed_a_directory_takes_what_was_in_it_along(root: Path, agent: Agent) -> None:
     shutil.rmtree(root / "d")
     agent.step(lambda files: files.write("d", "x\n"))
-    assert agent.told() == ({"d": "modified", "d/b.txt": "deleted"}, ["d/b.txt"])
+    assert agent.told() == ({"d": "modified", "d/b.txt": "deleted"}, ["d", "d/b.txt"])
     assert b"deleted file" in agent.patch()
 
 
@@ -154,6 +132,13 @@ def test_a_file_in_a_directory_where_others_have_removed_a_file_takes_that_along
     agent.step(lambda files: files.write("a.txt/in", "x\n"))
     assert agent.told() == ({"a.txt": "deleted", "a.txt/in": "created"}, ["a.txt"])
     assert b"deleted file" in agent.patch()
+
+
+def test_of_two_steps_of_which_others_have_removed_one_the_newest_counts(root: Path, agent: Agent) -> None:
+    agent.step(lambda files: files.write("e/in", "x\n"))
+    shutil.rmtree(root / "e")
+    agent.step(lambda files: files.write("e", "x\n"))
+    assert agent.told() == ({"e": "created"}, ["e"])
 
 
 def test_steps_of_another_session_are_others(agent: Agent) -> None:
@@ -173,28 +158,34 @@ def test_a_history_that_does_not_go_back_so_far_is_said(agent: Agent) -> None:
         agent.told()
 
 
-EDITS = st.lists(st.tuples(st.booleans(), st.integers(0, 4)), min_size=1, max_size=12)
+EDITS = st.lists(
+    st.tuples(st.booleans(), st.sampled_from(["a.txt", "b.txt", "c.txt"]), st.integers(0, 4)), min_size=1, max_size=12
+)
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @given(EDITS)
-def test_git_applies_it_where_it_began_and_nothing_of_others_comes_along(
-    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[bool, int]]
+def test_git_applies_it_where_it_began_and_each_file_is_as_the_newest_step_left_it(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[bool, str, int]]
 ) -> None:
     place = tmp_path_factory.mktemp("own")
-    root, then, expected = place / "root", place / "then", LINES.copy()
+    root, then = place / "root", place / "then"
     root.mkdir()
-    (root / "a.txt").write_text("".join(LINES))
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (root / name).write_text("".join(LINES))
     shutil.copytree(root, then)
+    expected = {path.name: path.read_text() for path in root.iterdir()}
     with Workspace.open(root, store=place / "store") as workspace:
         agent = Agent(workspace)
-        for turn, (is_own, number) in enumerate(edits):
+        for turn, (is_own, name, number) in enumerate(edits):
             if is_own:
-                expected[number * 6] = f"agent {turn}\n"
-                agent.line("a.txt", number * 6, f"agent {turn}\n")
+                agent.line(name, number * 6, f"agent {turn}\n")
+                expected[name] = (root / name).read_text()
             else:
-                by_hand(root, number * 6 + 3, f"by hand {turn}\n")
-        patch, mixed = agent.patch(), agent.told()[1]
+                by_hand(root, number * 6 + 3, f"by hand {turn}\n", name)
+        patch, (kinds, mixed) = agent.patch(), agent.told()
     if patch:
         subprocess.run(["git", "apply", "-"], cwd=then, input=patch, check=True)
-    assert ((then / "a.txt").read_text(), mixed) == ("".join(expected), [])
+    assert {path.name: path.read_text() for path in then.iterdir()} == expected
+    assert {*mixed} <= {*kinds} == {name for is_own, name, _ in edits if is_own}
+    assert {name for name in kinds if "by hand" in expected[name]} <= {*mixed}

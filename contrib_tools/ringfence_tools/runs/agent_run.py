@@ -204,7 +204,7 @@ class RunOutcome:
     is_part: bool = False
     """Whether ``changes`` and ``patch`` cover only the last part of a resumed run."""
     mixed: Sequence[str] = ()
-    """Files in which somebody else changed the same lines during the run. Their diff includes these changes."""
+    """Files that somebody else changed, too, during the run. Their diff may include these changes."""
     is_masked: bool = False
     """Whether ``patch`` has the mask of a secret in the place of its value, and so gives other files."""
     session_ids: Sequence[str] = ()
