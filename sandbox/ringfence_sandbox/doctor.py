@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence_sandbox.container.connection import INSTALL, Connection, connect
+from ringfence_sandbox.container.connection import INSTALL, PodmanConnection, connect
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, built, recipe
 from ringfence_sandbox.container.isolation import SandboxLimits
 from ringfence_sandbox.podman import PodmanSandbox
@@ -100,7 +100,7 @@ def examine_sandbox(image: str | None = None, url: str | None = None) -> Iterato
                 yield from _in_a_container(connection, wanted, Path(place))
 
 
-def _in_a_container(connection: Connection, image: str | None, place: Path) -> Iterator[Finding]:
+def _in_a_container(connection: PodmanConnection, image: str | None, place: Path) -> Iterator[Finding]:
     root = place / "workspace"
     root.mkdir(mode=0o700)
     limits = SandboxLimits(memory_bytes=256 * _MIB, tmp_bytes=32 * _MIB, processes=64)

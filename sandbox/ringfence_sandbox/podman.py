@@ -21,7 +21,7 @@ from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.runtime.transaction import tool_transaction
 from ringfence.secrets import Secrets
 from ringfence.session.session import Session
-from ringfence_sandbox.container.channel import Ended, ExecutorLostError
+from ringfence_sandbox.container.channel import CommandExit, ExecutorLostError
 from ringfence_sandbox.container.commands import (
     UNKNOWN,
     CommandRequest,
@@ -32,7 +32,7 @@ from ringfence_sandbox.container.commands import (
     explained,
     no_directory,
 )
-from ringfence_sandbox.container.connection import Connection, connect, reading
+from ringfence_sandbox.container.connection import PodmanConnection, connect, reading
 from ringfence_sandbox.container.container import WITHOUT_COMMANDS, Container, remove_orphans
 from ringfence_sandbox.container.git_directories import GitDirectories
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, build, built, existing, recipe, silent
@@ -103,7 +103,7 @@ class PodmanSandbox:
         network: Network = "none",
         filesystem: HostFilesystem | None = None,
         session: Session | None = None,
-        connection: Connection | None = None,
+        connection: PodmanConnection | None = None,
         url: str | None = None,
         strict: bool = True,
         secrets: Mapping[str, str] | Secrets | None = None,
@@ -214,7 +214,7 @@ class PodmanSandbox:
             self._progress(f"commands can read git's data outside of DIR: {listed}")
         self._has_started = True
 
-    def _existing(self, connection: Connection) -> tuple[str, bool]:
+    def _existing(self, connection: PodmanConnection) -> tuple[str, bool]:
         """The image that was asked for, that of the project, or the default one; and whether it was built for that."""
         if self._image is not None:
             return existing(connection, self._image), False
@@ -248,7 +248,7 @@ class PodmanSandbox:
         container = self._resources.container
         return self._git.problem if container is None else container.git_problem
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> PodmanConnection:
         if self._resources.connection is None:
             self._resources.connection = connect(self._url)
         self._resources.connection.renew()
@@ -372,7 +372,7 @@ class PodmanSandbox:
                 failure = f"timed out after {seconds:g} second{'' if seconds == 1 else 's'}"
         except ExecutorLostError as lost:
             self._end_container()
-            ended = Ended(KILLED, duration_seconds=time.monotonic() - begun)
+            ended = CommandExit(KILLED, duration_seconds=time.monotonic() - begun)
             failure = f"the container was lost ({lost}); the next command gets a new one"
         finally:
             if proxy is not None:
@@ -433,7 +433,7 @@ class _Resources:
     """What a sandbox has to let go of, also when nobody refers to it any more and when the interpreter ends."""
 
     container: Container | None = None
-    connection: Connection | None = None
+    connection: PodmanConnection | None = None
     owns_connection: bool = True
     workspace: Workspace | None = None
     process: int = field(default_factory=os.getpid)

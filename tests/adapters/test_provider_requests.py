@@ -27,7 +27,7 @@ from ringfence.adapters import (
 )
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolExample, ToolResult
 from ringfence.runtime import Session
-from ringfence.testing.adapter_contract import Finding, called
+from ringfence.testing.adapter_contract import Claim, called
 
 DONE = {"text": "Done."}
 WIRES = ("chat", "responses", "messages")
@@ -189,20 +189,20 @@ ANSWER = {"text": '{"title": "t", "certain": true}'}
 
 
 def test_a_structured_output_is_said_in_the_provider_s_own_way() -> None:
-    (chat,) = sent("chat", [ANSWER], Finding)
+    (chat,) = sent("chat", [ANSWER], Claim)
     assert chat["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "tests_sent_schema", "schema": STRICT, "strict": True},
     }
-    (responses,) = sent("responses", [ANSWER], Finding)
+    (responses,) = sent("responses", [ANSWER], Claim)
     assert responses["text"]["format"]["schema"] == STRICT
-    (messages,) = sent("messages", [ANSWER], Finding)
+    (messages,) = sent("messages", [ANSWER], Claim)
     assert messages["output_config"] == {"format": {"type": "json_schema", "schema": STRICT}}
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_or_in_words_for_a_server_that_has_no_way(wire: str) -> None:
-    (body,) = sent(wire, [ANSWER], Finding, native_output=False)
+    (body,) = sent(wire, [ANSWER], Claim, native_output=False)
     assert not body.keys() & {"response_format", "text", "output_config"}
     text = json.dumps(body)
     assert "fits this JSON Schema" in text

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence_sandbox.container import executor as protocol
-from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, Ended, ExecutorLostError, Listener
+from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, CommandExit, ExecutorLostError, Listener
 
 MUST_NOT = "the executor sent what it must not send"
 
@@ -56,11 +56,11 @@ def requested(theirs: socket.socket) -> tuple[dict[str, Any], dict[str, int]]:
     return request, dict(zip(request["descriptors"], descriptors[1:], strict=True))
 
 
-def run(channel: Channel) -> Ended:
+def run(channel: Channel) -> CommandExit:
     return channel.run(["true"], cwd="/", env={}, stdin=None, timeout_seconds=5, on_output=lambda *_: None)
 
 
-def answered(answer: bytes, descriptors: Sequence[int] = ()) -> Ended:
+def answered(answer: bytes, descriptors: Sequence[int] = ()) -> CommandExit:
     """What a run makes of an answer, after which the other end is closed."""
     with greeted() as (channel, theirs):
         socket.send_fds(theirs, [answer or b"\0"], descriptors)
@@ -70,7 +70,7 @@ def answered(answer: bytes, descriptors: Sequence[int] = ()) -> Ended:
 
 def test_an_answer_that_fits_is_taken() -> None:
     outcome = protocol.OUTCOME.pack(1, 7, False, 5_000_000_000, 1, 2, False)
-    assert answered(message(protocol.ENDED, outcome) + b"why") == Ended(7, False, True, 5.0, 2, "why")
+    assert answered(message(protocol.ENDED, outcome) + b"why") == CommandExit(7, False, True, 5.0, 2, "why")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_an_answer_that_does_not_fit_closes_the_channel(answer: bytes) -> None:
 def test_no_answer_does_more_than_close_the_channel(answer: bytes) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with suppress(ExecutorLostError):
-        assert isinstance(answered(answer), Ended)
+        assert isinstance(answered(answer), CommandExit)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

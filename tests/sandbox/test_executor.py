@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from ringfence_sandbox.container import executor as protocol
-from ringfence_sandbox.container.channel import EXECUTOR, SOCKET_NAME, Channel, Ended, ExecutorLostError, Listener
+from ringfence_sandbox.container.channel import EXECUTOR, SOCKET_NAME, Channel, CommandExit, ExecutorLostError, Listener
 
 AS_ROOT = os.geteuid() == 0
 # One that another user may execute, as a container has it.
@@ -50,7 +50,9 @@ class Sandboxed:
     work: Path
     out: dict[str, bytearray] = field(default_factory=dict)
 
-    def run(self, command: str | Sequence[str], stdin: bytes | None = None, timeout: float = 20.0, **env: str) -> Ended:
+    def run(
+        self, command: str | Sequence[str], stdin: bytes | None = None, timeout: float = 20.0, **env: str
+    ) -> CommandExit:
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else command
         self.out = {"stdout": bytearray(), "stderr": bytearray()}
         return self.channel.run(
@@ -66,7 +68,7 @@ class Sandboxed:
     def text(self) -> str:
         return self.out["stdout"].decode()
 
-    def python(self, code: str, timeout: float = 20.0) -> Ended:
+    def python(self, code: str, timeout: float = 20.0) -> CommandExit:
         return self.run([PYTHON, "-I", "-S", "-c", code], timeout=timeout)
 
     def pids(self) -> list[int]:

@@ -35,7 +35,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Claim:
     title: str
     certain: bool = True
 
@@ -157,8 +157,8 @@ class AdapterContract:
         for none in ({"text": ""}, {"text": "The thing is", "ended": "cut"}):
             response, *_ = self.evaluated([called("a"), none, none, called("b"), none, {"text": "Done."}])
             assert response.text == "Done."
-        response, *_ = self.evaluated([{"text": "no json"}, {"text": '{"title": "one"}'}], Finding)
-        assert response.output == Finding("one")
+        response, *_ = self.evaluated([{"text": "no json"}, {"text": '{"title": "one"}'}], Claim)
+        assert response.output == Claim("one")
 
     def test_the_last_call_of_an_answer_that_was_cut_off_never_runs(self) -> None:
         used = {"input_tokens": 100, "output_tokens": 4096}
@@ -177,20 +177,20 @@ class AdapterContract:
         assert "4,096 tokens" in receipts[-1].message
 
     def test_an_object_is_an_answer(self) -> None:
-        response, session, _ = self.evaluated([called("a"), {"text": json.dumps({"title": "one"})}], Finding)
-        assert (response.output, response.text) == (Finding("one"), None)
-        assert session[Finding].latest() == Finding("one")
+        response, session, _ = self.evaluated([called("a"), {"text": json.dumps({"title": "one"})}], Claim)
+        assert (response.output, response.text) == (Claim("one"), None)
+        assert session[Claim].latest() == Claim("one")
 
     def test_a_list_is_an_answer(self) -> None:
         items = [{"title": "one"}, {"title": "two", "certain": False}]
-        response, _, _ = self.evaluated([{"text": json.dumps({"items": items})}], list[Finding])
+        response, _, _ = self.evaluated([{"text": json.dumps({"items": items})}], list[Claim])
         output: Any = response.output
-        assert output == [Finding("one"), Finding("two", certain=False)]
+        assert output == [Claim("one"), Claim("two", certain=False)]
         assert [finding.certain for finding in output] == [True, False]
 
     def test_an_answer_of_another_type_is_none(self) -> None:
         for text in ("no json", '{"titel": "one"}', "[]", '{"title": 1}'):
-            assert self.refused([{"text": text}] * 3, Finding).phase == "response"
+            assert self.refused([{"text": text}] * 3, Claim).phase == "response"
 
     def test_tokens_add_up_in_the_budget(self) -> None:
         tracker = BudgetTracker(Budget(max_total_tokens=10_000))

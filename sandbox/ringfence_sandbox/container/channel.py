@@ -55,7 +55,7 @@ class ExecutorLostError(RingfenceError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CommandExit:
     """How a command ended. Every process that it started has ended with it.
 
     ``exit_code`` is the main process's: 128 + N where signal N ended it, 124 after a timeout, 127 where there is no
@@ -183,7 +183,7 @@ class Channel:
         on_output: OnOutput,
         report: bool = False,
         heartbeat: int | None = None,
-    ) -> Ended:
+    ) -> CommandExit:
         """Run a command, and return when it and every process that it started have ended.
 
         ``cwd`` is a directory in the container; ``env`` is added to the container's own environment, and what is None
@@ -214,7 +214,7 @@ class Channel:
 
     def _run(
         self, request: object, descriptors: Sequence[int], pipes: Pipes, limit: float, on_output: OnOutput
-    ) -> Ended:
+    ) -> CommandExit:
         self._number = self._number % 0xFFFF_FFFF + 1
         sent = False
         try:
@@ -238,7 +238,7 @@ class Channel:
             self.close()
         return ended
 
-    def _attend(self, pipes: Pipes, limit: float, on_output: OnOutput) -> Ended:
+    def _attend(self, pipes: Pipes, limit: float, on_output: OnOutput) -> CommandExit:
         """Hand on output and input until the command has ended."""
         stream = self._connection.fileno()
         pipes.events.register(stream, select.POLLIN)
@@ -261,7 +261,7 @@ class Channel:
             if time.monotonic() > limit:
                 raise ExecutorLostError("the executor does not answer")
 
-    def _outcome(self, kind: int, payload: bytes) -> Ended:
+    def _outcome(self, kind: int, payload: bytes) -> CommandExit:
         """How the command that ran has ended, as the executor has it."""
         if kind == protocol.ENDED and len(payload) >= protocol.OUTCOME.size:
             number, code, timed_out, took, kills, leftovers, is_last = protocol.OUTCOME.unpack_from(payload)
@@ -269,7 +269,7 @@ class Channel:
                 self._running = 0
                 self.closed |= is_last
                 problem = _text(payload[protocol.OUTCOME.size :])
-                return Ended(code, timed_out, kills > 0, took / 1e9, leftovers, problem)
+                return CommandExit(code, timed_out, kills > 0, took / 1e9, leftovers, problem)
         raise ExecutorLostError(_MUST_NOT)
 
     def _abandon(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypeAlias, cast
 
 from ringfence.limits import Cancellation
 from ringfence.secrets import MaskedStream, Secrets
-from ringfence_sandbox.container.channel import Ended
+from ringfence_sandbox.container.channel import CommandExit
 from ringfence_sandbox.container.executor import REPORT
 from ringfence_sandbox.container.isolation import WORKSPACE, SandboxLimits
 from ringfence_workspace.outputs import CommandOutput
@@ -134,7 +134,7 @@ def _kind(value: object) -> str:
     return f"{value!r:.50} ({type(value).__name__})" if value is not None else "None"
 
 
-def explained(request: CommandRequest, ended: Ended) -> str:
+def explained(request: CommandRequest, ended: CommandExit) -> str:
     """Why a command could not be started, and what to do; empty where it was."""
     if not ended.problem or ended.exit_code != _NOT_FOUND:
         return ended.problem

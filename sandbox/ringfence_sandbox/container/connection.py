@@ -81,7 +81,7 @@ class Host:
         )
 
 
-class Connection:
+class PodmanConnection:
     """A service that answers. `close`, or ``with``, ends it where it is one of our own."""
 
     def __init__(self, url: str, how: str, own: OwnService | None = None) -> None:
@@ -145,7 +145,7 @@ def reading(url: str, how: str) -> Generator[None]:
         ) from error
 
 
-def connect(url: str | None = None, environment: Mapping[str, str] = os.environ) -> Connection:
+def connect(url: str | None = None, environment: Mapping[str, str] = os.environ) -> PodmanConnection:
     """The first that answers of: ``url``, CONTAINER_HOST, the default of `podman system connection`, the user's own
     socket, the system's, and a service of our own.
 
@@ -164,13 +164,13 @@ def connect(url: str | None = None, environment: Mapping[str, str] = os.environ)
             raise SandboxUnavailableError(
                 f"no Podman service answers at {named}, which {source} names; start it, or leave that out"
             )
-        return Connection(named, source)
+        return PodmanConnection(named, source)
     for found, source in _usual(environment):
         if answers(found):
-            return Connection(found, source)
+            return PodmanConnection(found, source)
     own = OwnService()
     try:
-        return Connection(own.url, "started by ringfence, and ended with it", own)
+        return PodmanConnection(own.url, "started by ringfence, and ended with it", own)
     except BaseException:
         own.close()
         raise

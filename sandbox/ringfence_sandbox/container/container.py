@@ -25,8 +25,8 @@ from ringfence.failures import describe_error
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
-from ringfence_sandbox.container.channel import SOCKET_NAME, Ended, ExecutorLostError, Listener
-from ringfence_sandbox.container.connection import UNREADABLE, Connection
+from ringfence_sandbox.container.channel import SOCKET_NAME, CommandExit, ExecutorLostError, Listener
+from ringfence_sandbox.container.connection import UNREADABLE, PodmanConnection
 from ringfence_sandbox.container.git_directories import NO_GIT, GitDirectories
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, SOURCES, recipe
 from ringfence_sandbox.container.isolation import (
@@ -86,7 +86,7 @@ def lacks_python(error: str) -> bool:
     return "python3" in error and ("not found" in error or "no such file" in error)
 
 
-def lent_python(connection: Connection) -> Python | None:
+def lent_python(connection: PodmanConnection) -> Python | None:
     """The default image's Python, for containers of other images: to be mounted read-only, and started by its own
     loader, since nothing of it is where it would look for it. None where that image is not built."""
     machine = platform.machine()
@@ -101,7 +101,7 @@ def lent_python(connection: Connection) -> Python | None:
     return None
 
 
-def _copied(connection: Connection, image: str, machine: str) -> str:
+def _copied(connection: PodmanConnection, image: str, machine: str) -> str:
     """A directory of the host with the image's Python, made once. (An image itself cannot be mounted into a container
     with users of its own.)"""
     parent = podman_directory()
@@ -141,7 +141,7 @@ class Container:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: PodmanConnection,
         root: str,
         python: Python,
         image: str,
@@ -230,7 +230,7 @@ class Container:
     @classmethod
     def start(
         cls,
-        connection: Connection,
+        connection: PodmanConnection,
         root: str,
         *,
         image: str,
@@ -327,7 +327,7 @@ class Container:
                 listed = ", ".join(escape_path(one.source) for one in git.shown)
                 self.git_problem = f"git commands fail in the container: its user cannot read {listed} there"
 
-    def run(self, argv: Sequence[str], printed: list[bytes]) -> Ended:
+    def run(self, argv: Sequence[str], printed: list[bytes]) -> CommandExit:
         """A program of our own in the container, outside of the workspace; what it prints is added to ``printed``."""
         return self.channel.run(
             argv,
@@ -354,7 +354,7 @@ class Container:
             )
 
 
-def remove_orphans(connection: Connection) -> Sequence[str]:
+def remove_orphans(connection: PodmanConnection) -> Sequence[str]:
     """Remove the containers whose owners have died; their names."""
     removed: list[str] = []
     with suppress(Exception):  # what the service answers may be nonsense, which whoever needs an answer says
@@ -366,7 +366,7 @@ def remove_orphans(connection: Connection) -> Sequence[str]:
     return removed
 
 
-def _remove(connection: Connection, container: Any) -> bool:
+def _remove(connection: PodmanConnection, container: Any) -> bool:
     """Whether it is gone: its own end removes it too, at the same time perhaps."""
     if container is None:
         return True

@@ -82,7 +82,7 @@ class GitDirectories:
 
     @classmethod
     def _found(cls, root: str, link: str) -> GitDirectories:
-        own = _Place(root, WORKSPACE)
+        own = _MappedPath(root, WORKSPACE)
         git = own.at(link)
         shared = file_content(Path(git.host, "commondir"))
         common = git if shared is None else git.at(os.fsdecode(shared).strip())
@@ -113,14 +113,14 @@ class GitDirectories:
 NO_GIT = GitDirectories()
 
 
-class _Place(NamedTuple):
+class _MappedPath(NamedTuple):
     """A path on the host, and where the container looks for the same."""
 
     host: str
     inside: str
 
-    def at(self, path: str) -> _Place:
-        return _Place(
+    def at(self, path: str) -> _MappedPath:
+        return _MappedPath(
             os.path.realpath(os.path.join(self.host, path)), os.path.normpath(os.path.join(self.inside, path))
         )
 
@@ -133,9 +133,9 @@ def _has(directory: str, *names: str) -> bool:
     return all(os.path.isdir(os.path.join(directory, name)) for name in names)
 
 
-def _alternates(objects: _Place) -> Sequence[_Place]:
+def _alternates(objects: _MappedPath) -> Sequence[_MappedPath]:
     """The directories of objects that one borrows from, also indirectly."""
-    found: list[_Place] = []
+    found: list[_MappedPath] = []
     waiting = [objects]
     while waiting and len(found) <= _MAX_ALTERNATES:
         place = waiting.pop(0)
@@ -173,7 +173,7 @@ def _check(one: Shown, root: str) -> None:
         raise _NotShownError(f"the name of {where} is not UTF-8") from None
 
 
-def _without_worktree(common: _Place) -> Cover | None:
+def _without_worktree(common: _MappedPath) -> Cover | None:
     """The settings that say how files are compared, if git's own name the directory of files."""
     from dulwich.config import ConfigFile
 

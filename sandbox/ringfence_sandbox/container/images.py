@@ -24,7 +24,7 @@ from typing import Any, Literal
 from podman.errors import APIError, ImageNotFound
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence_sandbox.container.connection import UNREADABLE, Connection
+from ringfence_sandbox.container.connection import UNREADABLE, PodmanConnection
 from ringfence_sandbox.container.seccomp import profile_path
 from ringfence_workspace.tree.places import podman_directory
 
@@ -106,7 +106,7 @@ def _ignored(directory: str) -> Sequence[str]:
 
 
 def build_image(
-    connection: Connection,
+    connection: PodmanConnection,
     context: Context,
     tag: str,
     *,
@@ -248,12 +248,12 @@ def recipe(name: str) -> Recipe:
     return Recipe(name, (folder / "Containerfile").read_text(), tuple(packages))
 
 
-def built(connection: Connection, wanted: Recipe, sources: Sequence[Source] = SOURCES) -> str | None:
+def built(connection: PodmanConnection, wanted: Recipe, sources: Sequence[Source] = SOURCES) -> str | None:
     """The image of a recipe, where it has been built."""
     return next((tag for source in sources if connection.client.images.exists(tag := wanted.tag(source))), None)
 
 
-def existing(connection: Connection, image: str) -> str:
+def existing(connection: PodmanConnection, image: str) -> str:
     """An image by its name. SandboxUnavailableError: it is not there. It is never fetched."""
     if not connection.client.images.exists(image):
         raise SandboxUnavailableError(
@@ -264,7 +264,7 @@ def existing(connection: Connection, image: str) -> str:
 
 
 def build(
-    connection: Connection, wanted: Recipe, sources: tuple[Source, ...] = SOURCES, progress: Progress = silent
+    connection: PodmanConnection, wanted: Recipe, sources: tuple[Source, ...] = SOURCES, progress: Progress = silent
 ) -> str:
     """Build a recipe from the first source that works, unless it is built already; the image's name.
 
@@ -309,7 +309,7 @@ def image_lock() -> Generator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
 
 
-def _pulled(connection: Connection, wanted: Recipe) -> str:
+def _pulled(connection: PodmanConnection, wanted: Recipe) -> str:
     """The base image, fetched if it is not there."""
     images = connection.client.images
     if not images.exists(wanted.base):
@@ -321,7 +321,7 @@ def _pulled(connection: Connection, wanted: Recipe) -> str:
     return wanted.base
 
 
-def _unpacked(connection: Connection, wanted: Recipe, progress: Progress) -> str:
+def _unpacked(connection: PodmanConnection, wanted: Recipe, progress: Progress) -> str:
     """A base image of Debian's packages, as the machine's own apt gets them."""
     tag = f"{wanted.tag('debian')}-base"
     if connection.client.images.exists(tag):
@@ -352,7 +352,7 @@ def _unpacked(connection: Connection, wanted: Recipe, progress: Progress) -> str
     return tag
 
 
-def _finish(connection: Connection, wanted: Recipe, source: Source, base: str, progress: Progress) -> None:
+def _finish(connection: PodmanConnection, wanted: Recipe, source: Source, base: str, progress: Progress) -> None:
     with Context() as context:
         context.add(CONTAINERFILE, wanted.containerfile)
         build_image(

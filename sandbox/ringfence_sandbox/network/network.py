@@ -92,7 +92,7 @@ def resolve_name(name: str, port: int) -> Sequence[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class _AllowedHost:
     host: str
     with_subdomains: bool
     """Whether it is for all names below the host, and not for the host itself."""
@@ -111,7 +111,7 @@ class _Rule:
 class AllowedHosts:
     """What ``allow:HOST[:PORT],*.HOST`` names. Without a port, 80 and 443 are meant."""
 
-    rules: tuple[_Rule, ...]
+    rules: tuple[_AllowedHost, ...]
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -148,7 +148,7 @@ def allowed_hosts(network: Network) -> AllowedHosts | None:
     return None
 
 
-def _rule(word: str) -> _Rule:
+def _rule(word: str) -> _AllowedHost:
     host = word.removeprefix("*.")
     try:
         name, port = split_authority(host)
@@ -159,7 +159,7 @@ def _rule(word: str) -> _Rule:
             f"{word!r} names no host: {error}. Write {PREFIX}HOST, {PREFIX}HOST:PORT or {PREFIX}*.HOST, several with "
             "commas between them"
         ) from None
-    return _Rule(name, host != word, port)
+    return _AllowedHost(name, host != word, port)
 
 
 _MOST_LINES = 10

@@ -18,7 +18,7 @@ from podman.errors import APIError
 from ringfence.errors import SandboxUnavailableError
 from ringfence.escapes import escape_path
 from ringfence.filesystem.hidden import HiddenFiles
-from ringfence_sandbox.container.connection import UNREADABLE, Connection, connect
+from ringfence_sandbox.container.connection import UNREADABLE, PodmanConnection, connect
 from ringfence_sandbox.container.images import (
     CONTAINERFILE,
     DEFAULT_RECIPE,
@@ -194,7 +194,7 @@ def build_project_image(
 
 
 class _Build:
-    def __init__(self, connection: Connection, root: str, progress: Progress) -> None:
+    def __init__(self, connection: PodmanConnection, root: str, progress: Progress) -> None:
         self._connection = connection
         self._root = root
         self._progress = progress

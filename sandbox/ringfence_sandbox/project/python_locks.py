@@ -66,7 +66,7 @@ def uv_pins(root: str, target: PythonTarget) -> tuple[Sequence[Pin], Sequence[st
         needed = str(lock.get("requires-python", ""))
         if not SpecifierSet(needed).contains(target.environment["python_full_version"], prereleases=True):
             raise LockError(f"{UV_LOCK} is for Python {needed}, and the image has {target}. {_another_python(needed)}")
-        return _Walk(lock, target.environment).installed()
+        return _DependencyWalk(lock, target.environment).installed()
 
 
 def _another_python(needed: str) -> str:
@@ -78,7 +78,7 @@ def _another_python(needed: str) -> str:
     return f"Begin with another: `podman pull {image}`, then `ringfence sandbox build DIR --image {image}`"
 
 
-class _Walk:
+class _DependencyWalk:
     """From the project's own packages along the dependencies that hold on the target."""
 
     def __init__(self, lock: Record, environment: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from ringfence.errors import SandboxUnavailableError
-from ringfence_sandbox.container.connection import Connection
+from ringfence_sandbox.container.connection import PodmanConnection
 from ringfence_sandbox.container.container import Container
 from ringfence_sandbox.container.isolation import SandboxLimits
 
@@ -65,7 +65,7 @@ class Targets:
     node: NodeTarget | None
 
 
-def probe(connection: Connection, image: str, *, node: bool) -> Targets:
+def probe(connection: PodmanConnection, image: str, *, node: bool) -> Targets:
     """What an image has. ``node``: whether to look for that.
 
     Raises:
@@ -84,14 +84,14 @@ def probe(connection: Connection, image: str, *, node: bool) -> Targets:
             ) from error
 
 
-def describe_image(connection: Connection, image: str) -> str:
+def describe_image(connection: PodmanConnection, image: str) -> str:
     """The distribution and the Python of an image, in words. SandboxUnavailableError as `probe`."""
     with _container(connection, image) as container:
         return container.system
 
 
 @contextmanager
-def _container(connection: Connection, image: str) -> Generator[Container]:
+def _container(connection: PodmanConnection, image: str) -> Generator[Container]:
     with tempfile.TemporaryDirectory(prefix="ringfence-probe-") as place:
         container = Container.start(
             connection, place, image=image, limits=SandboxLimits(), network="none", strict=False

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ringfence_sandbox import PodmanSandbox, SandboxLimits, SandboxUnavailableError
-from ringfence_sandbox.container.connection import Connection, connect
+from ringfence_sandbox.container.connection import PodmanConnection, connect
 from ringfence_sandbox.container.container import WORKSPACE_LABEL
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, built, recipe
 
@@ -27,7 +27,7 @@ def _lacking(why: str) -> Any:
 
 
 @pytest.fixture(scope="session")
-def podman() -> Iterator[Connection]:
+def podman() -> Iterator[PodmanConnection]:
     try:
         connection = connect()
     except SandboxUnavailableError as error:
@@ -40,7 +40,7 @@ def podman() -> Iterator[Connection]:
 
 
 @pytest.fixture(scope="session")
-def limiting(podman: Connection) -> bool:
+def limiting(podman: PodmanConnection) -> bool:
     """Whether this Podman can limit memory and processor time: a rootless one cannot without cgroups of version 2."""
     return not podman.host.rootless or podman.host.cgroup_version == "v2"
 
@@ -51,13 +51,13 @@ def limits_hold(limiting: bool) -> None:
         pytest.skip("this Podman is rootless and has no cgroups of version 2: it limits neither memory nor processes")
 
 
-def containers_over(podman: Connection, root: str | os.PathLike[str]) -> list[Any]:
+def containers_over(podman: PodmanConnection, root: str | os.PathLike[str]) -> list[Any]:
     found: list[Any] = podman.client.containers.list(all=True, filters={"label": f"{WORKSPACE_LABEL}={root}"})
     return found
 
 
 @pytest.fixture
-def make_sandbox(podman: Connection, limiting: bool, tmp_path: Path) -> Iterator[MakeSandbox]:
+def make_sandbox(podman: PodmanConnection, limiting: bool, tmp_path: Path) -> Iterator[MakeSandbox]:
     made: list[PodmanSandbox] = []
 
     def make(root: Path | None = None, **options: Any) -> PodmanSandbox:
@@ -79,7 +79,9 @@ def sandbox(make_sandbox: MakeSandbox) -> PodmanSandbox:
 
 
 @pytest.fixture(scope="module")
-def shared(podman: Connection, limiting: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodmanSandbox]:
+def shared(
+    podman: PodmanConnection, limiting: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PodmanSandbox]:
     """One container for tests that only look at what a command can do in it."""
     root = tmp_path_factory.mktemp("shared")
     with PodmanSandbox(root, limits=SMALL, connection=podman, strict=limiting) as sandbox:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ringfence_batch import Batch, BatchTask, TaskLimits
-from ringfence_sandbox.container.connection import Connection
+from ringfence_sandbox.container.connection import PodmanConnection
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def task(repo: Path, task_id: str, command: str, **options: Any) -> BatchTask:
 
 
 @pytest.mark.usefixtures("limits_hold")
-def test_checks_and_deadlines_of_tasks_in_containers(repo: Path, tmp_path: Path, podman: Connection) -> None:
+def test_checks_and_deadlines_of_tasks_in_containers(repo: Path, tmp_path: Path, podman: PodmanConnection) -> None:
     tasks = [
         task(repo, "good", "echo two > b.txt", checks=("grep two b.txt",)),
         task(repo, "bad", "echo two > b.txt", checks=("true", "grep three b.txt")),

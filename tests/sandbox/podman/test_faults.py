@@ -19,7 +19,7 @@ from killing import session_of
 
 from ringfence.runtime import Cancellation
 from ringfence_sandbox import CallProcess, PodmanSandbox, SandboxLimits, SandboxUnavailableError, examine_sandbox
-from ringfence_sandbox.container.connection import Connection, OwnService, answers, connect
+from ringfence_sandbox.container.connection import OwnService, PodmanConnection, answers, connect
 from ringfence_sandbox.container.container import WORKSPACE_LABEL, remove_orphans
 from ringfence_sandbox.container.images import built, recipe
 from ringfence_workspace.call_process import OWNER_LABEL, own_label
@@ -89,15 +89,15 @@ def test_a_container_that_is_killed_between_commands_is_replaced(sandbox: Podman
     assert sandbox.run("echo again").stderr == ""
 
 
-def test_a_container_that_is_removed_by_podman_is_replaced(sandbox: PodmanSandbox, podman: Connection) -> None:
+def test_a_container_that_is_removed_by_podman_is_replaced(sandbox: PodmanSandbox, podman: PodmanConnection) -> None:
     podman.client.containers.get(sandbox.start().name).remove(force=True)
     assert sandbox.run("echo here").stdout == "here\n"
 
 
-def test_a_command_survives_the_end_of_the_service(tmp_path: Path, podman: Connection, limiting: bool) -> None:
+def test_a_command_survives_the_end_of_the_service(tmp_path: Path, podman: PodmanConnection, limiting: bool) -> None:
     (tmp_path / "workspace").mkdir()
     service = OwnService()
-    connection = Connection(service.url, "a test's", service)
+    connection = PodmanConnection(service.url, "a test's", service)
     with connection, PodmanSandbox(tmp_path / "workspace", connection=connection, strict=limiting) as sandbox:
         sandbox.start()
         timer = later(0.3, lambda: os.killpg(service.process.pid, signal.SIGKILL))
@@ -113,7 +113,7 @@ def test_a_command_survives_the_end_of_the_service(tmp_path: Path, podman: Conne
     assert list_of(podman, tmp_path / "workspace") == []
 
 
-def list_of(podman: Connection, root: Path) -> list[Any]:
+def list_of(podman: PodmanConnection, root: Path) -> list[Any]:
     found: list[Any] = podman.client.containers.list(all=True, filters={"label": f"{WORKSPACE_LABEL}={root}"})
     return found
 
@@ -138,7 +138,9 @@ def wait_until(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
 
 
 @pytest.mark.parametrize("own_service", [False, True])
-def test_a_killed_client_leaves_nothing(podman: Connection, limiting: bool, tmp_path: Path, own_service: bool) -> None:
+def test_a_killed_client_leaves_nothing(
+    podman: PodmanConnection, limiting: bool, tmp_path: Path, own_service: bool
+) -> None:
     root = tmp_path / "workspace"
     root.mkdir()
     client = subprocess.Popen(
@@ -167,7 +169,7 @@ def test_a_killed_client_leaves_nothing(podman: Connection, limiting: bool, tmp_
 
 
 @pytest.mark.prove
-def test_a_command_of_a_stopped_client_is_rolled_back(podman: Connection, limiting: bool, tmp_path: Path) -> None:
+def test_a_command_of_a_stopped_client_is_rolled_back(podman: PodmanConnection, limiting: bool, tmp_path: Path) -> None:
     root = tmp_path / "workspace"
     root.mkdir()
     program = CLIENT.replace("while :;", "for n in 1 2 3 4 5 6 7 8 9; do sleep 1; date > made-$n; done; while :;")
@@ -186,7 +188,7 @@ def test_a_command_of_a_stopped_client_is_rolled_back(podman: Connection, limiti
         assert list(root.iterdir()) == []
 
 
-def test_containers_of_dead_owners_are_removed_and_no_others(podman: Connection, tmp_path: Path) -> None:
+def test_containers_of_dead_owners_are_removed_and_no_others(podman: PodmanConnection, tmp_path: Path) -> None:
     image = built(podman, recipe("python"))
     pid, ticks, boot = own_label().split("-", 2)
     made = [
@@ -214,7 +216,7 @@ def test_an_image_that_is_not_there_is_never_fetched(make_sandbox: MakeSandbox) 
             registry.accept()
 
 
-def test_a_removed_image_is_missed_by_the_next_container(make_sandbox: MakeSandbox, podman: Connection) -> None:
+def test_a_removed_image_is_missed_by_the_next_container(make_sandbox: MakeSandbox, podman: PodmanConnection) -> None:
     image = podman.client.images.get(built(podman, recipe("python")))
     name = f"localhost/ringfence-test:{os.getpid()}"
     image.tag("localhost/ringfence-test", str(os.getpid()))
@@ -227,7 +229,7 @@ def test_a_removed_image_is_missed_by_the_next_container(make_sandbox: MakeSandb
         sandbox.run("true")
 
 
-def test_an_image_without_python_works_too(make_sandbox: MakeSandbox, podman: Connection, limiting: bool) -> None:
+def test_an_image_without_python_works_too(make_sandbox: MakeSandbox, podman: PodmanConnection, limiting: bool) -> None:
     base = built(podman, recipe("base"))
     assert base is not None, "`ringfence sandbox build base`"
     sandbox = make_sandbox(image=base)
@@ -254,7 +256,7 @@ def test_a_service_on_another_machine_is_refused(tmp_path: Path) -> None:
         connect("ssh://core@localhost:22/run/podman.sock")
 
 
-def test_a_service_that_is_named_is_used_and_not_ended(podman: Connection) -> None:
+def test_a_service_that_is_named_is_used_and_not_ended(podman: PodmanConnection) -> None:
     with connect(environment={"CONTAINER_HOST": podman.url}) as found:
         assert found.how == "CONTAINER_HOST"
     assert answers(podman.url)

@@ -20,15 +20,15 @@ import pytest
 from command_line import ringfence_text
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, examine_sandbox
-from ringfence_sandbox.container.connection import Connection, answers, socket_path
+from ringfence_sandbox.container.connection import PodmanConnection, answers, socket_path
 from ringfence_sandbox.container.images import SOURCES, Context, Recipe, build, build_image, built, recipe, recipe_names
 
 
-def test_an_image_that_is_built_is_not_built_again(podman: Connection) -> None:
+def test_an_image_that_is_built_is_not_built_again(podman: PodmanConnection) -> None:
     sources = ("debian",) if built(podman, recipe("python")) else SOURCES
     tag = build(podman, recipe("python"), sources)
     can_look = SimpleNamespace(images=SimpleNamespace(exists=podman.client.images.exists))  # and do nothing else
-    assert tag == build(cast("Connection", SimpleNamespace(client=can_look)), recipe("python"), sources)
+    assert tag == build(cast("PodmanConnection", SimpleNamespace(client=can_look)), recipe("python"), sources)
     assert tag == built(podman, recipe("python"))
 
 
@@ -76,7 +76,7 @@ def test_the_default_image_knows_programs_by_their_usual_names_and_has_certifica
     assert re.fullmatch(r".+, Python 3\.\d+\.\d+", found), found
 
 
-def test_the_image_works_for_other_programs_too(podman: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_image_works_for_other_programs_too(podman: PodmanConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     # As testcontainers starts it, over the same service: nothing of ours is in the way.
     monkeypatch.setenv("DOCKER_HOST", f"unix://{socket_path(podman.url)}")
     monkeypatch.setenv("TESTCONTAINERS_RYUK_DISABLED", "true")
@@ -95,7 +95,7 @@ def test_the_image_works_for_other_programs_too(podman: Connection, monkeypatch:
 
 
 @pytest.mark.usefixtures("limits_hold")
-def test_ringfence_says_what_works_here(podman: Connection) -> None:
+def test_ringfence_says_what_works_here(podman: PodmanConnection) -> None:
     findings = list(examine_sandbox(url=podman.url))
     assert [finding for finding in findings if not finding.works] == []
     assert {"refused: the network", "files belong to the tree's owner", "memory is limited"} <= {
@@ -108,7 +108,7 @@ def cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.usefixtures("limits_hold")
-def test_the_doctor_is_a_command(podman: Connection) -> None:
+def test_the_doctor_is_a_command(podman: PodmanConnection) -> None:
     done = cli("sandbox", "doctor", CONTAINER_HOST=podman.url)
     assert (done.returncode, done.stderr) == (0, ""), done
     assert "works  refused: a user namespace" in done.stdout
@@ -138,7 +138,7 @@ def test_where_there_is_no_place_for_what_containers_need_that_is_said(name: str
     assert "cannot be there (Not a directory): see to that, or name another place" in ended.stderr
 
 
-def test_a_build_says_which_base_and_which_python_an_image_has(podman: Connection) -> None:
+def test_a_build_says_which_base_and_which_python_an_image_has(podman: PodmanConnection) -> None:
     source = next(source for source in SOURCES if podman.client.images.exists(recipe("python").tag(source)))
     done = cli("sandbox", "build", "--from", source, "python", CONTAINER_HOST=podman.url)
     assert (done.returncode, done.stdout) == (0, f"{recipe('python').tag(source)}\n"), done
@@ -149,7 +149,7 @@ def test_an_image_of_no_recipe_is_a_mistake_of_usage() -> None:
     assert cli("sandbox", "build", "nonsense").returncode == 2
 
 
-def test_a_failed_build_says_why(podman: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_says_why(podman: PodmanConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     other = Recipe("other", containerfile="ARG BASE=docker.io/library/debian:bookworm-slim\n", packages=("dash",))
     with pytest.raises(SandboxUnavailableError) as refused:
@@ -174,7 +174,7 @@ def test_a_build_prints_whole_lines(pieces: list[str], lines: list[str], fails: 
         raise_for_status=lambda: None, iter_lines=lambda: [json.dumps(one).encode() for one in messages]
     )
     client = SimpleNamespace(api=SimpleNamespace(post=lambda *_, **__: response))
-    service = cast("Connection", SimpleNamespace(client=client, host=SimpleNamespace(unlimited=("memory",))))
+    service = cast("PodmanConnection", SimpleNamespace(client=client, host=SimpleNamespace(unlimited=("memory",))))
     printed: list[str] = []
     with Context() as context, pytest.raises(SandboxUnavailableError) if fails else nullcontext():
         build_image(service, context, "x", labels={}, output=printed.append, network=True)

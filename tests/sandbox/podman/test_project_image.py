@@ -21,7 +21,7 @@ from package_index import Index, npm_lock, tarball, wheel, write
 from ringfence_batch import Batch, BatchTask
 from ringfence_batch.check import describe_stale_images
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, build_project_image, describe_stale_image
-from ringfence_sandbox.container.connection import Connection
+from ringfence_sandbox.container.connection import PodmanConnection
 from ringfence_sandbox.container.images import built as built_recipe
 from ringfence_sandbox.container.images import recipe
 from ringfence_sandbox.project.project_image import PROJECT_LABEL, remembered_image
@@ -37,7 +37,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 
 @pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, podman: Connection, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_state(tmp_path: Path, podman: PodmanConnection, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is remembered, and which images are there, is of one test."""
     monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("CONTAINER_HOST", podman.url)
@@ -73,7 +73,7 @@ def in_project(project: Path, command: str) -> str:
 # -- what works
 
 
-def test_a_python_project_with_a_compiled_wheel_runs_its_tests(project: Path, podman: Connection) -> None:
+def test_a_python_project_with_a_compiled_wheel_runs_its_tests(project: Path, podman: PodmanConnection) -> None:
     # From the index that pip has here, as a user's lock has it: compiled packages come from nowhere else.
     write(
         project,
@@ -271,7 +271,7 @@ def test_requirements_with_hashes_are_installed(project: Path, index: Index) -> 
 
 
 @pytest.mark.prove
-def test_the_image_is_remembered_until_it_is_built_anew(project: Path, index: Index, podman: Connection) -> None:
+def test_the_image_is_remembered_until_it_is_built_anew(project: Path, index: Index, podman: PodmanConnection) -> None:
     name, content = wheel("tiny_dep", {"tiny_dep.py": "value = 1\n"})
     digest = index.add_python(name, content)
     write(project, {**PYTHON, "requirements.txt": f"tiny-dep==1.0 --hash={digest}\n"})
@@ -364,7 +364,7 @@ def test_another_tool_s_lock_is_named_with_the_command_that_works(
 # -- devcontainers and Containerfiles
 
 
-def test_a_devcontainer_is_honoured_as_far_as_it_goes(project: Path, podman: Connection) -> None:
+def test_a_devcontainer_is_honoured_as_far_as_it_goes(project: Path, podman: PodmanConnection) -> None:
     base = built_recipe(podman, recipe("python"))
     write(
         project,
@@ -393,7 +393,7 @@ def test_a_devcontainer_is_honoured_as_far_as_it_goes(project: Path, podman: Con
 
 
 @pytest.mark.prove
-def test_an_image_has_nothing_that_is_hidden(project: Path, podman: Connection) -> None:
+def test_an_image_has_nothing_that_is_hidden(project: Path, podman: PodmanConnection) -> None:
     base = built_recipe(podman, recipe("python"))
     command = "cp -a . /tried; ls -A | xargs > /seen"
     write(
@@ -417,7 +417,7 @@ def test_an_image_has_nothing_that_is_hidden(project: Path, podman: Connection) 
 
 
 @pytest.mark.prove
-def test_a_containerfile_can_be_named_and_has_no_network(project: Path, podman: Connection) -> None:
+def test_a_containerfile_can_be_named_and_has_no_network(project: Path, podman: PodmanConnection) -> None:
     base = built_recipe(podman, recipe("python"))
     write(project, {"Containerfile": f"FROM {base}\nRUN ls /sys/class/net > /made\n"})
     built(project, containerfile="Containerfile")
@@ -441,7 +441,7 @@ def test_a_containerfile_can_be_named_and_has_no_network(project: Path, podman: 
     ],
 )
 def test_a_containerfile_fetches_nothing_from_the_network_of_the_host(
-    project: Path, index: Index, podman: Connection, line: str
+    project: Path, index: Index, podman: PodmanConnection, line: str
 ) -> None:
     base, url = built_recipe(podman, recipe("python")), f"{index.url}/simple"
     head = "" if line.startswith("# escape") else "FROM {base}\n"
@@ -463,7 +463,7 @@ def test_a_wheel_with_paths_that_lead_out_changes_nothing_here(project: Path, in
 
 
 def test_a_batch_uses_the_image_of_its_source_and_says_when_that_is_gone(
-    project: Path, tmp_path: Path, podman: Connection
+    project: Path, tmp_path: Path, podman: PodmanConnection
 ) -> None:
     base = built_recipe(podman, recipe("python"))
     write(project, {"Containerfile": f"FROM {base}\nRUN echo made > /made\n"})
