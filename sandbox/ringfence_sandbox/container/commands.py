@@ -100,13 +100,17 @@ class CommandRequest:
             raise TypeError(f"env is a mapping of names to values, not {_kind(env)}")
         if stdin is not None and not isinstance(stdin, str | bytes):
             raise TypeError(f"stdin is a text or bytes, not {_kind(stdin)}")
-        if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, int | float):
-            raise TypeError(f"timeout_seconds is a number of seconds, not {_kind(timeout_seconds)}")
-        if not 0 < timeout_seconds <= LONGEST_SECONDS:  # nor `nan`
-            raise ValueError(f"timeout_seconds is above 0 and at most {LONGEST_SECONDS:g}, not {timeout_seconds}")
         variables = dict(_variable(name, value) for name, value in cast("Mapping[object, object]", env).items())
         given = stdin.encode() if isinstance(stdin, str) else stdin
-        return cls(argv, cwd, variables, given, float(timeout_seconds), environment)
+        return cls(argv, cwd, variables, given, _seconds(timeout_seconds), environment)
+
+
+def _seconds(timeout: object) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout_seconds is a number of seconds, not {_kind(timeout)}")
+    if not 0 < timeout <= LONGEST_SECONDS:  # nor `nan`
+        raise ValueError(f"timeout_seconds is above 0 and at most {LONGEST_SECONDS:g}, not {timeout}")
+    return float(timeout)
 
 
 def _variable(name: object, value: object) -> tuple[str, str]:
