@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
-import re
-import tarfile
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +20,9 @@ from ringfence.failures import describe_error
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
-from ringfence_sandbox.container.channel import SOCKET_NAME, CommandExit, ExecutorLostError, Listener
+from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, CommandExit, ExecutorLostError, Listener
 from ringfence_sandbox.container.connection import UNREADABLE, PodmanConnection
 from ringfence_sandbox.container.git_directories import NO_GIT, GitDirectories
-from ringfence_sandbox.container.images import DEFAULT_RECIPE, SOURCES, recipe
 from ringfence_sandbox.container.isolation import (
     CONTROL,
     EXECUTOR,
@@ -42,6 +36,7 @@ from ringfence_sandbox.container.isolation import (
     system,
     verified,
 )
+from ringfence_sandbox.container.lent_python import IN_THE_IMAGE, LENT, NoPythonError, Python, lacks_python, lent_python
 from ringfence_sandbox.container.tree_mounts import cover, git_mounts, mounted_in, searchable, show, show_worktree
 from ringfence_sandbox.container.users import mapped_for_owner
 from ringfence_sandbox.network.network import AllowedHosts, Network, Resolve, allowed_hosts, resolve_name
@@ -56,84 +51,22 @@ WORKSPACE_LABEL = "io.ringfence.workspace"
 _CONNECT_SECONDS = 20.0
 _PROBE_SECONDS = 20.0
 _REMOVAL_SECONDS = 10.0
-_OPTIONS = ("-I", "-S", "-B")
 WITHOUT_COMMANDS = "Or work without commands: --workspace disk"
 """Advice for somebody whose machine cannot shut a container in."""
-LENT = "/run/python"
-"""Where it is in the container."""
-_LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
-_FILTER: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}  # not in the first versions of 3.11
-_PROGRAMS = {"debian": "usr/bin/python3", "registry": "usr/local/bin/python3"}
 
 
 @dataclass(frozen=True, slots=True)
-class Python:
-    """How it is started, and the directory of the host that has to be mounted for it at `LENT`, if any."""
+class _Wanted:
+    """What a container is to be, whatever Python runs its executor."""
 
-    argv: tuple[str, ...]
-    directory: str = ""
-
-
-IN_THE_IMAGE = Python(("python3", *_OPTIONS))
-
-
-class NoPythonError(Exception):
-    """An image has no python3."""
-
-
-def lacks_python(error: str) -> bool:
-    """Whether a runtime says that it found no python3 to start."""
-    return "python3" in error and ("not found" in error or "no such file" in error)
-
-
-def lent_python(connection: PodmanConnection) -> Python | None:
-    """The default image's Python, for containers of other images: to be mounted read-only, and started by its own
-    loader, since nothing of it is where it would look for it. None where that image is not built."""
-    machine = platform.machine()
-    for source in SOURCES:
-        image = recipe(DEFAULT_RECIPE).tag(source)
-        if machine in _LOADERS and connection.client.images.exists(image):
-            places = [f"{LENT}/{place}/{machine}-linux-gnu" for place in ("lib", "usr/lib")]
-            libraries = ":".join([*places, f"{LENT}/usr/local/lib"])
-            loader = f"{places[0]}/{_LOADERS[machine]}"
-            argv = (loader, "--library-path", libraries, f"{LENT}/{_PROGRAMS[source]}", *_OPTIONS)
-            return Python(argv, _copied(connection, image, machine))
-    return None
-
-
-def _copied(connection: PodmanConnection, image: str, machine: str) -> str:
-    """A directory of the host with the image's Python, made once. (An image itself cannot be mounted into a container
-    with users of its own.)"""
-    parent = podman_directory()
-    place = os.path.join(parent, f"python-{image.rpartition(':')[2]}")
-    if os.path.isdir(place):
-        return place
-    wanted = re.compile(
-        rf"(lib|usr/lib)/{machine}-linux-gnu/[^/]+|usr/(local/)?(bin/python3[^/]*|lib/(python3\.\d+/.*|libpython[^/]*))"
-    )
-    unwanted = re.compile(r".*/(site-packages|dist-packages|test|tests|__pycache__)/.*")
-    container = connection.client.containers.create(image=image, command=["true"], labels={OWNER_LABEL: own_label()})
-    try:
-        with tempfile.TemporaryFile() as file, tempfile.TemporaryDirectory(dir=parent) as new:
-            for chunk in container.export():
-                file.write(chunk)
-            file.seek(0)
-            with tarfile.open(fileobj=file) as tar:
-                for member in tar:
-                    name = member.name.removeprefix("./")
-                    if ".." in name.split("/"):
-                        continue
-                    if (member.isreg() or member.issym()) and wanted.fullmatch(name) and not unwanted.fullmatch(name):
-                        member.mode, member.uid, member.gid = 0o755, os.getuid(), os.getgid()
-                        tar.extract(member, new, **_FILTER)
-            for directory, _, _ in os.walk(new):
-                os.chmod(directory, 0o755)  # noqa: S103 - for the container's users
-            with suppress(OSError):  # somebody else was quicker
-                os.rename(new, place)
-                os.mkdir(new)
-    finally:
-        container.remove(force=True)
-    return place
+    root: str
+    image: str
+    limits: SandboxLimits
+    network: Network
+    hidden: Mapping[str, Inode]
+    git: GitDirectories
+    rule: HiddenFiles | None
+    worktrees: Sequence[str]
 
 
 class Container:
@@ -142,28 +75,34 @@ class Container:
     def __init__(
         self,
         connection: PodmanConnection,
-        root: str,
+        container: Any,
+        channel: Channel,
+        process: CallProcess,
         python: Python,
-        image: str,
-        limits: SandboxLimits,
-        network: Network,
-        hidden: Mapping[str, Inode],
-        git: GitDirectories,
-        rule: HiddenFiles | None,
-        worktrees: Sequence[str],
+        wanted: _Wanted,
+        *,
+        users: str,
+        mounts: Sequence[str],
+        covered: Sequence[str],
     ) -> None:
-        """Create and start one. NoPythonError, SandboxUnavailableError: it does not start."""
+        """``container`` is podman-py's, and runs. ``covered`` are paths in it."""
         self._connection = connection
+        self._container = container
+        self.channel = channel
+        self.process = process
+        """Its first process, as the host sees it."""
         self.python = python
         """What runs the executor, and can run other programs of ours."""
-        self.mounts = mounted_in(root)
+        self.users = users
+        """How its users are mapped, in words."""
+        self.mounts = mounts
         """What was mounted in the workspace when it was started."""
-        self.worktrees = worktrees
+        self._covered = covered
+        self.worktrees = wanted.worktrees
         """The linked worktrees in the workspace when it was started. Commands can read them."""
-        self.hidden = hidden
+        self.hidden = wanted.hidden
         """What was covered in the workspace when it was started: path to inode."""
-        self._covered = [f"{WORKSPACE}/{path}" for path in hidden]
-        self.git_problem = git.problem
+        self.git_problem = wanted.git.problem
         """Why git commands fail in it. Empty: nothing is known to be wrong."""
         self.properties: Sequence[Property] = ()
         self.proxy: Proxy | None = None
@@ -172,56 +111,6 @@ class Container:
         """What every command gets, unless it is told otherwise."""
         self.system = ""
         """The distribution and the Python of the image, in words."""
-        self._container: Any = None
-        mapped = mapped_for_owner(root, connection.host, [one.source for one in git.shown])
-        with Listener(podman_directory()) as listener, mapped as (places, users):
-            self.users = users.description
-            """How its users are mapped, in words."""
-            wanted = options(
-                image=image,
-                workspace=places[root],
-                control=listener.directory,
-                executor=_script(),
-                limits=limits,
-                network=network,
-                users=users,
-            )
-            shown = {path: os.path.relpath(path, root) for path in self.mounts}
-            bare = [path for path, at in shown.items() if hidden.keys().isdisjoint((at, *directories_above(at)))]
-            wanted["mounts"] += [show_worktree(places[root], path) for path in worktrees]
-            wanted["mounts"] += [show(root, path) for path in bare] + [cover(root, path) for path in hidden]
-            shown_git = git.within(places)
-            covers = shown_git.covers(rule)
-            self._covered += [one.target for one in covers if not one.content]
-            wanted["mounts"] += git_mounts(shown_git, covers, places)
-            if python.directory:
-                wanted["mounts"].append({"type": "bind", "source": python.directory, "target": LENT, "read_only": True})
-            proxy_port = [str(PROXY_PORT)] if allowed_hosts(network) is not None else []
-            try:
-                self._container = connection.client.containers.create(
-                    command=[],
-                    entrypoint=[*python.argv, EXECUTOR, f"{CONTROL}/{SOCKET_NAME}", *proxy_port],
-                    name=f"ringfence-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}-{os.urandom(4).hex()}",
-                    labels={OWNER_LABEL: own_label(), WORKSPACE_LABEL: root},
-                    **wanted,
-                )
-                if any(one.target.startswith("/root/") for one in shown_git.shown):
-                    self._container.put_archive("/", searchable("root"))
-                self._container.start()
-                pid = int(self._container.inspect()["State"]["Pid"])
-                self.process = CallProcess.running(pid, f"the container {self.name}")
-                """Its first process, as the host sees it."""
-                self.channel = listener.accept(_CONNECT_SECONDS, pid=pid)
-            except BaseException as error:
-                why = _last_words(self._container)
-                _remove(connection, self._container)
-                if isinstance(error, APIError) and python is IN_THE_IMAGE and lacks_python(str(error)):
-                    raise NoPythonError(image) from error
-                if isinstance(error, (OSError, ExecutorLostError, *UNREADABLE)):  # podman-py's are an OSError too
-                    if len(hidden) > MANY:
-                        raise SandboxUnavailableError(_too_many(hidden)) from error
-                    raise SandboxUnavailableError(_not_started(error, why)) from error
-                raise
 
     @property
     def name(self) -> str:
@@ -250,20 +139,9 @@ class Container:
         Raises:
             SandboxUnavailableError: it cannot be had, or is not shut in as it should be.
         """
-        make = partial(
-            cls,
-            connection,
-            root,
-            image=image,
-            limits=limits,
-            network=network,
-            hidden=hidden,
-            git=git,
-            rule=rule,
-            worktrees=worktrees,
-        )
+        wanted = _Wanted(root, image, limits, network, hidden, git, rule, worktrees)
         try:
-            started = make(IN_THE_IMAGE)
+            started = _launch(connection, wanted, IN_THE_IMAGE)
         except NoPythonError as missing:
             lent = lent_python(connection)
             if lent is None:
@@ -271,7 +149,7 @@ class Container:
                     f"the image {image!r} has no python3 (3.9 or newer) for the sandbox's executor, and the default "
                     "image, which could lend it one, is not built: `ringfence sandbox build`"
                 ) from missing
-            started = make(lent)
+            started = _launch(connection, wanted, lent)
         try:
             if started.channel.listener is not None:
                 from ringfence_sandbox.network.proxy import Proxy
@@ -352,6 +230,82 @@ class Container:
             raise SandboxUnavailableError(
                 f"the container {self.name} does not end; see to it by hand: `podman rm --force {self.name}`"
             )
+
+
+def _launch(connection: PodmanConnection, wanted: _Wanted, python: Python) -> Container:
+    """Create and start a container whose executor answers.
+
+    Raises:
+        NoPythonError: the image has no Python, and none was lent.
+        SandboxUnavailableError: it does not start for another reason.
+    """
+    root, container, mounts = wanted.root, None, mounted_in(wanted.root)
+    mapped = mapped_for_owner(root, connection.host, [one.source for one in wanted.git.shown])
+    with Listener(podman_directory()) as listener, mapped as (places, users):
+        settings = options(
+            image=wanted.image,
+            workspace=places[root],
+            control=listener.directory,
+            executor=_script(),
+            limits=wanted.limits,
+            network=wanted.network,
+            users=users,
+        )
+        git = wanted.git.within(places)
+        covers = git.covers(wanted.rule)
+        settings["mounts"] += [*_workspace_mounts(wanted, mounts, places), *git_mounts(git, covers, places)]
+        if python.directory:
+            settings["mounts"].append({"type": "bind", "source": python.directory, "target": LENT, "read_only": True})
+        proxy_port = [str(PROXY_PORT)] if allowed_hosts(wanted.network) is not None else []
+        try:
+            container = connection.client.containers.create(
+                command=[],
+                entrypoint=[*python.argv, EXECUTOR, f"{CONTROL}/{SOCKET_NAME}", *proxy_port],
+                name=f"ringfence-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}-{os.urandom(4).hex()}",
+                labels={OWNER_LABEL: own_label(), WORKSPACE_LABEL: root},
+                **settings,
+            )
+            if any(one.target.startswith("/root/") for one in git.shown):
+                container.put_archive("/", searchable("root"))
+            container.start()
+            pid = int(container.inspect()["State"]["Pid"])
+            return Container(
+                connection,
+                container,
+                process=CallProcess.running(pid, f"the container {container.name}"),
+                channel=listener.accept(_CONNECT_SECONDS, pid=pid),
+                python=python,
+                wanted=wanted,
+                users=users.description,
+                mounts=mounts,
+                covered=[f"{WORKSPACE}/{path}" for path in wanted.hidden]
+                + [one.target for one in covers if not one.content],
+            )
+        except BaseException as error:
+            why = _last_words(container)
+            _remove(connection, container)
+            if isinstance(error, APIError) and python is IN_THE_IMAGE and lacks_python(str(error)):
+                raise NoPythonError(wanted.image) from error
+            if isinstance(error, (OSError, ExecutorLostError, *UNREADABLE)):  # podman-py's are an OSError too
+                many = len(wanted.hidden) > MANY
+                said = _too_many(wanted.hidden) if many else _not_started(error, why)
+                raise SandboxUnavailableError(said) from error
+            raise
+
+
+def _workspace_mounts(
+    wanted: _Wanted, mounts: Sequence[str], places: Mapping[str, str]
+) -> Iterator[Mapping[str, object]]:
+    """What is mounted below the workspace: linked worktrees, other filesystems, and what covers hidden files."""
+    root = wanted.root
+    for path in wanted.worktrees:
+        yield show_worktree(places[root], path)
+    for path in mounts:
+        at = os.path.relpath(path, root)
+        if wanted.hidden.keys().isdisjoint((at, *directories_above(at))):
+            yield show(root, path)
+    for path in wanted.hidden:
+        yield cover(root, path)
 
 
 def remove_orphans(connection: PodmanConnection) -> Sequence[str]:
