@@ -238,7 +238,6 @@ def nearest_active(call: CallInfo | None) -> CallInfo | None:
 CURRENT_CALL: ContextVar[CallInfo | None] = ContextVar("ringfence_current_call", default=None)
 """The innermost tool call of this thread of control. A new thread has none: it gets handles from its `ToolContext`."""
 
-# Bound once, since what is asked of an imported object is otherwise looked up, and bound, at every use.
 current_call = CURRENT_CALL.get
 set_current_call = CURRENT_CALL.set
 

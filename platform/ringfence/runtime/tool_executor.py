@@ -579,18 +579,17 @@ class ToolExecutor:
         )
 
     def _receipt(self, call: Call) -> Receipt:
-        # The first ten arguments are positional: with more than fifteen keywords the interpreter makes a dictionary.
         receipt = Receipt(
-            new_id(),
-            call.call_id,
-            call.name,
-            call.recorded,
-            call.outcome,
-            call.result.message,
-            call.started_at,
-            perf_counter() - call.clock,
-            self._session_id,
-            self.prompt_name,
+            receipt_id=new_id(),
+            call_id=call.call_id,
+            tool=call.name,
+            params=call.recorded,
+            outcome=call.outcome,
+            message=call.result.message,
+            started_at=call.started_at,
+            duration_seconds=perf_counter() - call.clock,
+            session_id=self._session_id,
+            prompt_name=self.prompt_name,
             policies=call.verdicts,
             read=call.transaction.reads_by_path(),
             changes=call.transaction.all_changes(),
