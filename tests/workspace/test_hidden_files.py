@@ -249,7 +249,15 @@ def test_what_a_program_does_to_hidden_files_is_denied_and_rolled_back(
     agent, before = Agent(files), shape(root)
     outcome = agent("run", text=f"{ESCAPES[name]}; echo done > done.txt")
     assert outcome == "denied"
-    kept = {"change", "replace", "remove", "remove its directory", "make one", "make a key"}  # nobody has a copy
+    kept = {
+        "change",
+        "permissions",
+        "replace",
+        "remove",
+        "remove its directory",
+        "make one",
+        "make a key",
+    }  # nobody has a copy
     if name not in kept:
         assert shape(root) == before
     assert not (root / "done.txt").exists()

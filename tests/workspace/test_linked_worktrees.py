@@ -262,7 +262,7 @@ def test_a_worktree_that_a_command_moved_or_removed_is_left_where_it_is_and_the_
     else:
         assert len(kept) == (".git" in script)
     if ".git" not in script:
-        assert any(note.startswith(f"{INNER} is gone") for note in report.notes)
+        assert any(note.startswith(f"{INNER} is not as before") for note in report.notes)
 
 
 def test_a_worktree_that_a_command_makes_is_the_commands_work_and_not_covered_from_then_on(

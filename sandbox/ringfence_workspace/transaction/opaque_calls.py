@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from ringfence.participants import Change
 from ringfence_workspace.history.entries import Difference, Entry, is_directory
@@ -12,7 +13,7 @@ from ringfence_workspace.history.scan import clock_ahead_ns
 from ringfence_workspace.transaction.changes import ScannedFiles
 from ringfence_workspace.transaction.heartbeat import GRACE_NS, Heartbeat
 from ringfence_workspace.transaction.hold import Hold
-from ringfence_workspace.transaction.opaque_states import Aborted, After, Base, Before, KeptOpen, is_only_time
+from ringfence_workspace.transaction.opaque_states import Aborted, After, Base, Before, ExcludedFile, is_only_time
 from ringfence_workspace.transaction.restore import RestoreReport
 from ringfence_workspace.transaction.scans import Scans
 from ringfence_workspace.transaction.tree_rollback import Judge, TreeRollback
@@ -34,7 +35,6 @@ class OpaqueCalls:
         self._renames = renames
         self._scans = scans
         self._stamp = stamp
-        self._kept_open = KeptOpen()
         self.any_open = False
         """Whether one has begun in the outermost call."""
         self.contained = False
@@ -45,17 +45,25 @@ class OpaqueCalls:
         """The descriptor of the file that is stamped while one is open."""
         return self._stamp.descriptor
 
-    def begin(self, *, outermost: bool) -> Base:
+    def begin(self, hold: Hold, *, outermost: bool) -> Base:
         """Look at the tree before an opaque call, and store it; see `Scans.before`. OSError: it cannot be."""
-        before = self._scans.before(outermost=outermost)
+        base = Base(self._scans.before(outermost=outermost))
+        self._hold_large(base.before.left, hold)
         self._stamp.start()
-        return Base(before)
+        return base
+
+    def _hold_large(self, left: Mapping[str, ExcludedFile], hold: Hold) -> None:
+        """Give the files that are too large for the store another name, in the hold: what the call removes is still
+        there then. Each call gives one, as its rollback may use it up. A file that cannot have one is not held."""
+        for path, one in left.items():
+            if one.reason == "too large":
+                with suppress(OSError):
+                    hold.make().new_link(path)
 
     def begun(self, base: Base) -> None:
         """The log has the record that a call begins with."""
         self._stamp.begun()
         self.any_open = True
-        self._kept_open.open(self._files, base.before.left)
 
     def sealed(self) -> None:
         """The outermost call has ended all its programs. What changes from now on is somebody else's."""
@@ -64,7 +72,6 @@ class OpaqueCalls:
     def end(self) -> None:
         """The outermost call has ended."""
         self._stamp.stop()
-        self._kept_open.close()
         self.any_open = self.contained = False
 
     def changes(self, base: Base, version: int) -> list[Change]:
@@ -149,7 +156,7 @@ class OpaqueCalls:
 
     def _way(self, before: Before, after: After, judge: Judge, hold: Hold) -> TreeRollback:
         states, hidden = self._scans.store.states, self._scans.history.hidden
-        return TreeRollback(self._files, self._renames, hold, states, before, after, judge, self._kept_open, hidden)
+        return TreeRollback(self._files, self._renames, hold, states, before, after, judge, hidden)
 
     def _go(self, way: TreeRollback, note: Note, aborted: Aborted) -> RestoreReport:
         told = [path or "the root" for path, item in sorted(way.items.items()) if not is_only_time(item)]

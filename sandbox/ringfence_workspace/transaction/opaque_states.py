@@ -6,24 +6,18 @@ import json
 import os
 import stat
 from collections.abc import Collection, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 
 from ringfence_workspace.history.commits import PreparedStep
-from ringfence_workspace.history.entries import Difference, Meta, apply_metadata
+from ringfence_workspace.history.entries import Difference
 from ringfence_workspace.history.scan import Exclusion, ScanResult
 from ringfence_workspace.history.stat_cache import (
     Attributes,
     Stamp,
     attributes_from_json,
     attributes_json,
-    attributes_of,
 )
-from ringfence_workspace.transaction.hold import Holding
-from ringfence_workspace.tree.confined import Confined
-from ringfence_workspace.tree.kernel import failpoint
 from ringfence_workspace.tree.linked_worktrees import LINKED_WORKTREE
-from ringfence_workspace.tree.new_files import data_ranges
 
 
 def is_only_time(item: Difference) -> bool:
@@ -60,8 +54,11 @@ class ExcludedFile:
     def fits(self, found: os.stat_result) -> bool:
         return self.is_at(found) and (found.st_size, found.st_mtime_ns) == (self.size, self.mtime_ns)
 
-    def has_mode(self, found: os.stat_result) -> bool:
-        return self.mode in (-1, found.st_mode)
+    def is_as_before(self, found: os.stat_result) -> bool:
+        """Whether nothing about it has changed; of a directory, what is in it does not count."""
+        if self.mode not in (-1, found.st_mode):
+            return False
+        return self.is_at(found) if stat.S_ISDIR(found.st_mode) else self.fits(found)
 
 
 @dataclass(slots=True)
@@ -80,6 +77,7 @@ class Before:
     """How many bytes may be kept of what the call makes, should it be taken back: of what the disk had left before the
     call, which a rollback needs where the tree is on it, too."""
     _by_inode: dict[int, Stamp] | None = field(default=None, init=False)
+    _excluded: set[tuple[int, int]] | None = field(default=None, init=False)
 
     @property
     def hidden(self) -> Mapping[str, ExcludedFile]:
@@ -97,6 +95,13 @@ class Before:
         if stamp is None:
             return False
         return stat.S_ISDIR(found.st_mode) or stamp[1:3] == (found.st_size, found.st_mtime_ns)
+
+    def was_excluded(self, found: os.stat_result | None) -> bool:
+        """Whether this was there and no scan took it in, at whatever path."""
+        if self._excluded is None:
+            self._excluded = {(left.inode, stat.S_IFMT(left.mode)) for left in self.left.values() if left.mode != -1}
+            self._excluded |= {(left.inode, stat.S_IFDIR) for left in self.left.values() if left.mode == -1}
+        return found is not None and (found.st_ino, stat.S_IFMT(found.st_mode)) in self._excluded
 
     def inode(self, path: str) -> int | None:
         """The inode at a path; None where it is not known, as may be after a crash."""
@@ -162,79 +167,3 @@ class Aborted:
     commit: str | None
     name: str | None
     notes: tuple[str, ...] = ()
-
-
-MOST_OPEN = 64
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
-class KeptOpen:
-    """Files that are too large for the store, open by inode while a call runs: what it removes is still there then,
-    without a second name that it could see. What it writes into them stays, and a kill of this process lets go."""
-
-    def __init__(self) -> None:
-        self._files: dict[int, int] = {}
-        self._copies: dict[int, int] = {}
-        """By the inode that a file had, that of the copy which was made of it."""
-
-    def open(self, files: Confined, left: Mapping[str, ExcludedFile]) -> None:
-        """Open those among what a scan has left out. Never fails: what cannot be opened is not kept."""
-        for path, one in left.items():
-            if one.reason != "too large" or one.inode in self._files or len(self._files) == MOST_OPEN:
-                continue
-            with suppress(OSError), files.parent(path) as (at, name):
-                descriptor = os.open(name, _READ, dir_fd=at)
-                if one.fits(os.fstat(descriptor)):
-                    self._files[one.inode] = descriptor
-                else:
-                    os.close(descriptor)
-
-    def close(self) -> None:
-        self._copies.clear()
-        while self._files:
-            os.close(self._files.popitem()[1])
-
-    def current(self, left: ExcludedFile) -> ExcludedFile:
-        """A file as it is known now: of one that was copied back, the copy."""
-        while left.inode in self._copies:
-            left = replace(left, inode=self._copies[left.inode])
-        return left
-
-    def has(self, left: ExcludedFile) -> bool:
-        """Whether the file is open, and as it was."""
-        left = self.current(left)
-        return left.inode in self._files and left.fits(os.fstat(self._files[left.inode]))
-
-    def brought_back(self, left: ExcludedFile, holding: Holding) -> int:
-        """A slot that has the file again: by a name, where it has another one still, or a copy. OSError: there is no
-        space for that, say."""
-        left = self.current(left)
-        descriptor = self._files[left.inode]
-        found = os.fstat(descriptor)
-        slot = holding.new_slot()
-        if found.st_nlink:
-            failpoint("link")
-            os.link(f"/proc/self/fd/{descriptor}", str(slot), dst_dir_fd=holding.descriptor, follow_symlinks=True)
-            return slot
-        copy = holding.create(slot)
-        try:
-            for start, end in data_ranges(descriptor):
-                at = start
-                while at < end and (count := os.copy_file_range(descriptor, copy, end - at, at, at)):
-                    at += count
-            os.ftruncate(copy, found.st_size)
-            for attribute, value in attributes_of(descriptor).items():
-                with suppress(OSError):  # some are only root's to give
-                    os.setxattr(copy, attribute, value)
-            apply_metadata(holding.descriptor, str(slot), replace(Meta.of(found), mode=stat.S_IMODE(left.mode)))
-        except OSError:
-            os.close(copy)
-            failpoint("unlink")
-            os.unlink(str(slot), dir_fd=holding.descriptor)
-            raise
-        # From here on the copy is the file: another name of it is to be a name of this one.
-        inode = os.fstat(copy).st_ino
-        os.close(self._files.pop(left.inode))
-        self._copies.pop(inode, None)
-        self._files[inode], self._copies[left.inode] = copy, inode
-        return slot

@@ -429,6 +429,7 @@ class _EpochRestore:
             for place in self._own_paths.get(record.before.inode, ()):
                 if self._records[place].before is None and self._to_restore.pop(place, None) is not None:
                     self._restore.conflict(path)
+                    self.report.displaced.pop(path, None)
                     self.report.moved[path] = place
 
     # -- 2. remove

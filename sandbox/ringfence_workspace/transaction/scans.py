@@ -101,21 +101,7 @@ class Scans:
         """What `before` gave to a process that was killed, and a look at the tree. LookupError where the store does not
         have it."""
         before = Before(commit, self._as_prepared(commit), self.history.known(commit)).with_more(more)
-        after = self.after(before)
-        # A rollback within the call may have brought a large file back as a copy, which is nothing else's inode.
-        large = {after.stamps[path] for path, reason in after.found.excluded.items() if reason == "too large"}
-        known = {left.inode for left in before.left.values()}
-        copies = {(size, mtime_ns): inode for inode, size, mtime_ns, _ in large if inode not in known}
-        there = {inode for inode, _, _, _ in large}
-        gone = {
-            path: replace(left, inode=copies[left.size, left.mtime_ns])
-            for path, left in before.left.items()
-            if left.reason == "too large" and (left.size, left.mtime_ns) in copies and left.inode not in there
-        }
-        if gone:
-            before.left = {**before.left, **gone}
-            after = self.after(before)
-        return before, after
+        return before, self.after(before)
 
     def after(self, before: Before) -> After:
         """Look at the tree again. What is new is stored, up to a bound and while there is space.
@@ -163,7 +149,7 @@ class Scans:
         while new := [
             path
             for path, reason in after.found.excluded.items()
-            if reason == "unreadable" and path not in before.left and path not in opened
+            if reason == "unreadable" and path not in opened and not before.was_excluded(self._look(path))
         ]:
             for path in new:
                 with self._files.parent(path) as (at, name):
@@ -259,7 +245,7 @@ class Scans:
             here = self._look(path)
             if here is not None and left.reason == LINKED_WORKTREE and left.is_at(here):
                 continue  # what is changed in it is no change of this workspace
-            if here is None or not (left.fits(here) and left.has_mode(here)):
+            if here is None or not left.is_as_before(here):
                 kind = "directory" if left.reason in SEPARATE else "file"
                 was = FileVersion(kind, stat.S_IMODE(max(left.mode, 0)), left.size)
                 now = self._version(read[path], after.stamps.get(path)) if path in read else self._unread(path)

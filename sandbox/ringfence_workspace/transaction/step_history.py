@@ -56,8 +56,8 @@ class StepHistory(History):
         self._cache_saved = True
         self._hashes: OrderedDict[str, str] = OrderedDict()
         """Of some files that steps of late left, the sha256 by object id: their bytes need not be read for it."""
-        self.left_out: Mapping[str, tuple[Exclusion, Stamp | None]] = {}
-        """What the newest scan did not take in, why, and as what it was seen."""
+        self.left_out: Mapping[str, tuple[Exclusion, object]] = {}
+        """What the newest scan did not take in, why, and its inode, size and time."""
         self.looked_at = -inf
         """When the newest scan began, on the monotonic clock."""
         self.last: Step | None = None
@@ -228,7 +228,7 @@ class StepHistory(History):
         if now_hidden is not None:  # commands reach what is there
             now_hidden.find_below(worktrees)
         self.left_out = {
-            path: (reason, found.stamps.get(path))
+            path: (reason, None if (stamp := found.stamps.get(path)) is None else stamp[:3])
             for path, reason in found.excluded.items()
             if not self._files.is_reserved(path)
         }

@@ -176,7 +176,7 @@ class Transactions:
             self._opaque = self._new_opaque()
         undo = self.undo
         undo.find_holding()
-        base = self._opaque.begin(outermost=savepoint.outermost)
+        base = self._opaque.begin(undo.hold, outermost=savepoint.outermost)
         if savepoint.outermost:
             undo.log.write({"opaque": base.before.commit}, blob=base.before.more())
         savepoint.base, savepoint.position = base, 0

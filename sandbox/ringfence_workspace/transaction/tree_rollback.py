@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ringfence.filesystem.paths import directories_above
@@ -15,7 +15,7 @@ from ringfence_workspace.history.entries import Difference, Entry, apply_metadat
 from ringfence_workspace.history.stat_cache import Stamp, attributes_of, stamp_of
 from ringfence_workspace.history.states import States
 from ringfence_workspace.transaction.hold import DirectoryTimes, Hold
-from ringfence_workspace.transaction.opaque_states import SEPARATE, After, Before, ExcludedFile, KeptOpen
+from ringfence_workspace.transaction.opaque_states import SEPARATE, After, Before, ExcludedFile
 from ringfence_workspace.transaction.records import Epoch, UndoRecord
 from ringfence_workspace.transaction.restore import Restore, RestoreReport
 from ringfence_workspace.tree.confined import Confined
@@ -44,32 +44,28 @@ class TreeRollback:
         before: Before,
         after: After,
         judge: Judge,
-        kept_open: KeptOpen,
         hidden: HiddenTree | None,
     ) -> None:
         self.items: dict[str, Difference] = {}
-        before.left = {path: kept_open.current(left) for path, left in before.left.items()}
         self.before = before
         self._files = files
         self._hold = hold
         self._states = states
         self._after = after
         self._judge = judge
-        self._kept_open = kept_open
         self._hidden = hidden
-        self._modes: set[str] = set()
-        """Paths that no scan took in, of which the permission bits are to be brought back."""
         self._times_ns: dict[str, int] = {}
         """Of directories that somebody else has changed, the time that stays."""
         self._names: dict[int, list[str]] = {}
         """By link number, all paths that are to be names of one file."""
         self._staying: set[str] = set()
-        """Paths of what is hidden and new, and of linked worktrees that have come there. There is no copy of it, and
-        somebody else may have made it."""
+        """Paths of what is hidden and new, of linked worktrees that have come there, and of what was there before, at
+        another path, and no scan covered. There is no copy of it."""
         self._restore = Restore(
             files, renames, hold, DirectoryTimes(files), make=self._make, finish=self._finish, discard=True
         )
         self._report = self._restore.report
+        self._held = hold.held.inodes(below=True) if hold.held is not None else {}
         self._choose()
 
     # -- what is to be brought back
@@ -90,23 +86,21 @@ class TreeRollback:
                 self.items[path] = item
             elif here is not None or wanted is not None:
                 self._report.conflicts.add(path)
-        for path, left in self.before.left.items():
-            here = self._files.look(path)
-            if here is not None and left.is_at(here) and not left.has_mode(here):
-                if self._judge(Difference(path, None, None), here):
-                    self._modes.add(path)
-                else:
-                    self._report.conflicts.add(path)
 
     def _stays(self, path: str) -> bool:
-        """Whether something is hidden that was not there before the call, or is what was hidden at a path for which
-        somebody has saved something else; or is a linked worktree that was not there."""
+        """Whether something was there before, at another path, and no scan covered it; or is hidden and was not there,
+        or is what was hidden at a path for which somebody has saved something else; or is a new linked worktree."""
         reason, here = self._after.found.excluded[path], self._files.look(path)
+        left = self.before.left.get(path)
         if reason == LINKED_WORKTREE:
-            left = self.before.left.get(path)
             return here is not None and (left is None or not left.is_at(here))
-        if reason != "hidden" or path in self.before.left:
+        if reason == "hidden" and left is None:
+            return self._stays_hidden(path, here)
+        if here is None or (left is not None and left.is_at(here)) or here.st_ino in self._held:
             return False
+        return reason != "hidden" and self.before.was_excluded(here)
+
+    def _stays_hidden(self, path: str, here: os.stat_result | None) -> bool:
         homes = [(at, left) for at, left in self.before.hidden.items() if here is not None and left.is_at(here)]
         if homes:
             return all(self._is_saved_anew(at, left) for at, left in homes)
@@ -182,14 +176,9 @@ class TreeRollback:
         self._restore.whole = {path for path in self.items if path in self._after.found.excluded}
         bodies = self._bodies()
         records = {path: self._record(item, bodies.get(path, 0)) for path, item in self.items.items()}
-        was_there = {path for path, left in self.before.left.items() if self._is_at(path, left)}
-        for path in self._modes:
-            found = self._files.look(path)
-            records[path] = UndoRecord(path, None if found is None else State.of(found))
-        for path, left in self.before.left.items():
-            if path not in was_there and (path in bodies or self._kept_open.has(left)):
-                there = records.get(path, UndoRecord(path, None, [None]))
-                records[path] = UndoRecord(path, _state_of(left), there.afters)
+        for path in bodies.keys() & self.before.left.keys():
+            there = records.get(path, UndoRecord(path, None, [None]))
+            records[path] = UndoRecord(path, _state_of(self.before.left[path]), there.afters)
         for path in {above for one in records for above in ("", *directories_above(one))} - records.keys():
             found, wanted = self._files.look(path), self._states.entry(self.before.commit, path)
             if found is not None and stat.S_ISDIR(found.st_mode) and is_directory(wanted):
@@ -197,16 +186,10 @@ class TreeRollback:
         report = self._restore.run([Epoch(records)])
         if report.errors:
             raise report.errors[0]
-        for path, left in self.before.left.items():
-            self._say_left(path, left, path in was_there)
-        for path in sorted(self._staying):
-            what = "hidden" if self._after.found.excluded[path] == "hidden" else "a linked worktree of git"
-            self._note(f"{path} is {what}: it stays as it is, and no history has it")
+        for path in sorted(bodies.keys() & self.before.left.keys() - report.conflicts):
+            self._note(f"{path} is back in its place")
+        self._note_not_covered()
         return report
-
-    def _is_at(self, path: str, left: ExcludedFile) -> bool:
-        found = self._files.look(path)
-        return found is not None and left.is_at(found)
 
     def _record(self, item: Difference, inode: int) -> UndoRecord:
         path, wanted, now = item
@@ -229,8 +212,7 @@ class TreeRollback:
             stamp = self._after.stamps.get(path)
             if stamp is not None and not is_directory(item.after):
                 at.setdefault(stamp[0], []).append(path)
-        held = self._hold.held.inodes(below=True) if self._hold.held is not None else {}
-        found: dict[str, int] = {}
+        held, found = self._held, dict[str, int]()
         for path, (_, wanted, _) in self.items.items():
             inode = self.before.inode(path)
             if wanted is None or is_directory(wanted) or inode is None or path in at.get(inode, ()):
@@ -241,20 +223,29 @@ class TreeRollback:
             ):  # in a subvolume of btrfs another file may have this number
                 found[path] = inode
         for path, left in self.before.left.items():
-            saved = left.reason == "hidden" and path not in self.items and self._files.look(path) is not None
-            if saved or left.reason in SEPARATE:  # it stays where it was moved to
-                continue
-            for place in [*at.get(left.inode, ()), *held.get(left.inode, ())]:
-                here = self._files.look(place)
-                if place == path or here is None:
-                    continue
-                # In the tree another file may have got its number; what is held is what a call had displaced.
-                if left.fits(here) or (self._files.is_reserved(place) and left.is_at(here)):
-                    found[path] = left.inode
+            if self._comes_back(path, left, at):
+                found[path] = left.inode
         self._restore.held = {inode: held[inode] for inode in held.keys() & {*found.values()}}
         for place in [place for places in self._restore.held.values() for place in places]:
             self._open_above(place)
         return found
+
+    def _comes_back(self, path: str, left: ExcludedFile, at: Mapping[int, Sequence[str]]) -> bool:
+        """Whether a file that no scan covered is not at its path, and is held; a hidden one also if it was moved."""
+        there, is_hidden = self._files.look(path), left.reason == "hidden"
+        if left.reason in SEPARATE or (there is not None and left.is_at(there)):
+            return False
+        if is_hidden and there is not None and path not in self.items:  # saved anew
+            return False
+        places = [*self._held.get(left.inode, ())]
+        if is_hidden:
+            places += [place for place in at.get(left.inode, ()) if place != path]
+        for place in places:
+            here = self._files.look(place)
+            # In the tree another file may have got its number; what is held is the very file.
+            if here is not None and (left.fits(here) or (self._files.is_reserved(place) and left.is_at(here))):
+                return True
+        return False
 
     def _open_above(self, place: str) -> None:
         """Have what is in a held directory be taken out of it, if that could not be written."""
@@ -277,8 +268,8 @@ class TreeRollback:
 
     def _make(self, path: str, in_place: Callable[[str], bool]) -> int | None:
         """The slot of a file or link that is made for a path; None where nobody has what it was."""
-        if path in self.before.left:
-            return self._reopened(path, self.before.left[path])
+        if path in self.before.left:  # somebody has taken it from where it was held
+            return None
         wanted = self.items[path].before
         assert wanted is not None, "it was there"
         assert wanted.oid is not None, "a file has an object id"
@@ -308,18 +299,6 @@ class TreeRollback:
             os.close(descriptor)
         return slot
 
-    def _reopened(self, path: str, left: ExcludedFile) -> int | None:
-        """The slot to which a file that the call has removed, and that is open, has come."""
-        if not self._kept_open.has(left):
-            return None
-        try:
-            slot = self._kept_open.brought_back(left, self._hold.make())
-        except OSError as error:
-            self._report.notes.append(f"{path} could not be copied back: {error.strerror}")
-            return None
-        self.before.left = {**self.before.left, path: self._kept_open.current(left)}
-        return slot
-
     # -- metadata
 
     def _finish(self, path: str) -> None:
@@ -327,11 +306,6 @@ class TreeRollback:
         found = self._files.look(path)
         assert found is not None, "it is there"
         if path in self.before.left:
-            left = self.before.left[path]
-            if not left.has_mode(found):
-                with self._files.parent(path) as (at, name):
-                    failpoint("chmod")
-                    set_mode(at, name, stat.S_IMODE(left.mode))
             return
         wanted = self.items[path].before if path in self.items else self._states.entry(self.before.commit, path)
         if wanted is None or wanted.kind != kind_of(found.st_mode):
@@ -369,26 +343,17 @@ class TreeRollback:
         if note not in self._report.notes:
             self._report.notes.append(note)
 
-    def _say_left(self, path: str, left: ExcludedFile, was_there: bool) -> None:
-        """Say what became of something that no scan took in."""
-        here = self._files.look(path)
-        left = self.before.left[path]
-        if here is not None and left.is_at(here):
-            if not left.fits(here) and not stat.S_ISDIR(here.st_mode):
-                self._say_not_back(path, left, "was changed, and stays so")
-            elif not was_there:
-                self._note(f"{path} is back in its place")
-            if path in self._modes:
-                self._note(f"{path} has its permissions again")
-        elif was_there:
-            pass
-        elif left.reason == "hidden" and here is not None:
-            self._say_not_back(path, left, "was saved anew, and stays so")
-        elif path not in self._report.displaced.keys() | self._report.moved.keys():
-            self._say_not_back(path, left, "is gone, and cannot be brought back")
-
-    def _say_not_back(self, path: str, left: ExcludedFile, what: str) -> None:
-        self._note(f"{path} {what}: it was not taken in ({left.reason})")
+    def _note_not_covered(self) -> None:
+        """One line for each path that no scan covered and that is not as before."""
+        for path, left in sorted(self.before.left.items()):
+            here = self._files.look(path)
+            is_told = path in self._report.moved or path in self._report.displaced
+            if not is_told and (here is None or not left.is_as_before(here)):
+                self._note(f"{path} is not as before the call: it is not covered ({left.reason})")
+        for path in sorted(self._staying):
+            what = {"hidden": "hidden", LINKED_WORKTREE: "a linked worktree of git"}
+            what = what.get(self._after.found.excluded[path], "not covered")
+            self._note(f"{path} is {what}: it stays as it is, and no history has it")
 
 
 def _state_of(left: ExcludedFile) -> State:

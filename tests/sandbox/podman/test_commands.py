@@ -61,7 +61,7 @@ def test_the_result_says_what_a_rollback_left(make_sandbox: MakeSandbox, tmp_pat
     with HostFilesystem(root, store=tmp_path / "store", limits=ScanLimits(max_file_bytes=50)) as filesystem:
         result = make_sandbox(filesystem=filesystem).run("echo y >> large; echo n > new; sleep 9", timeout_seconds=0.5)
     assert result.failure == "timed out after 0.5 seconds"
-    assert "[large was changed, and stays so: it was not taken in" in result.stderr
+    assert "[large is not as before the call: it is not covered" in result.stderr
     assert "[rolled back: new; what they were is kept as aborted/" in result.stderr
 
 
