@@ -148,30 +148,22 @@ class Replay:
 
     def _add(self, record: Record) -> None:
         self.root_times = None
+        if self._add_opaque(record):
+            return
         match record.values:
             case {"root": [int(inode), (int() | None) as born, int(device), str(boot)]}:
                 self.root = [inode, born, device, boot]
-            case {"holding": str(name), **more}:
-                if name not in self.holdings:
-                    self.holdings.append(name)
-                if "times" in more:
-                    self.root_times = cast("tuple[int, int]", tuple(cast("list[int]", more["times"])))
+            case {"holding": str(name)}:
+                self._add_holding(name, record.values)
             case {"begin": str(call_id), "tool": str(tool), "at": int(began_ns)}:
                 self._begin((call_id, tool), began_ns)
             case {"damaged": int()}:  # files may wait in the hold of which no record is left
                 self.unclear = None if self.committed else self.call
                 self.call = self.ended = None
                 self.epochs, self.holdings = [Epoch()], []
-            case {"opaque": str(commit)}:
-                self.base = commit, record.blob
-                self._add_conflicts(record.values)
             case {"restored": int()}:
                 self._add_conflicts(record.values)
                 replayed(self.epochs, record.values)
-            case {"taking back": (str() | None) as kept}:
-                self.kept = kept
-            case {"process": [str(name), int(pid), int(ticks), str(boot)]}:
-                self.processes.append(CallProcess(name, pid, ticks, boot))
             case {"commit": str()}:
                 self.committed = True
                 commit = record.values.get("oid")
@@ -183,6 +175,26 @@ class Replay:
                 self.call, self.epochs = None, [Epoch()]
             case values:
                 replayed(self.epochs, values)
+
+    def _add_opaque(self, record: Record) -> bool:
+        """Whether it is a record of an opaque call."""
+        match record.values:
+            case {"opaque": str(commit)}:
+                self.base = commit, record.blob
+                self._add_conflicts(record.values)
+            case {"taking back": (str() | None) as kept}:
+                self.kept = kept
+            case {"process": [str(name), int(pid), int(ticks), str(boot)]}:
+                self.processes.append(CallProcess(name, pid, ticks, boot))
+            case _:
+                return False
+        return True
+
+    def _add_holding(self, name: str, values: Mapping[str, object]) -> None:
+        if name not in self.holdings:
+            self.holdings.append(name)
+        if "times" in values:
+            self.root_times = cast("tuple[int, int]", tuple(cast("list[int]", values["times"])))
 
     def _add_conflicts(self, values: Mapping[str, object]) -> None:
         self.conflicts.update(cast("list[str]", values.get("conflicts", [])))

@@ -10,7 +10,7 @@ import stat
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -152,17 +152,15 @@ class TypedChanges:
     def _compare(self, path: str, before: State | None, found: os.stat_result | None) -> None:
         if before is None and found is None:
             return
-        if before is not None and found is not None and before.is_directory and stat.S_ISDIR(found.st_mode):
-            before = replace(before, inode=found.st_ino)
         was = None if before is None else self._version_before(path, before, found)
         now = None if found is None else self._version(path, found)
         if now is not None:
             self._after_hashes[path] = now.content_hash
-        moved = before is not None and found is not None and before.inode != found.st_ino
-        unhashed = was is not None and was.kind == "file" and was.content_hash is None
-        if was != now or (unhashed and moved):
+        is_another = _is_another_file(before, found)
+        is_unread = was is not None and was.kind == "file" and was.content_hash is None
+        if was != now or (is_unread and is_another):
             self._changes.append(Change(path, was, now))
-        elif moved and was is not None and was.kind != "directory":
+        elif is_another:
             self._made_again.append(path)
 
     def _version_before(self, path: str, before: State, found: os.stat_result | None) -> FileVersion:
@@ -273,6 +271,13 @@ class TypedChanges:
     def _bytes(self, place: str) -> bytes:
         known = self._contents.get(place)
         return self._files.read_file(place)[0] if known is None else known
+
+
+def _is_another_file(before: State | None, found: os.stat_result | None) -> bool:
+    """Whether there was something and is something, and it is another inode. Directories are known by their paths."""
+    if before is None or found is None or before.inode == found.st_ino:
+        return False
+    return not (before.is_directory and stat.S_ISDIR(found.st_mode))
 
 
 def states_inside(files: Confined, directory: str) -> dict[str, State]:

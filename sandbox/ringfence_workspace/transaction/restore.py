@@ -508,24 +508,23 @@ class _EpochRestore:
         if before.is_directory and not comes_back_whole:
             self._make_directory(path, before)
             return
-        body = self._body(record, before)
-        if body is None and self._restore.make is not None:
-            slot = self._restore.make(path, lambda other: other in self._placed or other not in self._to_restore)
-            if slot is None:
-                self._restore.conflict(path)
-                return
-            body = self._restore.hold.make().place(slot)
+        body = self._body(record, before) or self._new_body(path, before)
         if body is None:
-            body = self._body_from_history(path, before)
-        if body is None:
-            self._restore.conflict(path)
-            place = next((one for one in self._records if self._restore.is_at(one, before.inode)), None)
-            if place is None:
-                self._restore.lose(path)
-            else:  # somebody has changed it where the call had moved it
-                self.report.moved[path] = place
+            self._note_missing(path, before)
             return
         exchanged = found if found is not None and not self._is_removed(path) else None
+        if not self._move_body(path, before, body, exchanged):
+            self._restore.conflict(path, before.inode)
+            return
+        if exchanged is not None:
+            self._has_displaced(path, exchanged, body)
+        if body in self._held.get(before.inode, ()):
+            self._held[before.inode].remove(body)
+        self._placed.add(path)
+
+    def _move_body(self, path: str, before: State, body: str, exchanged: os.stat_result | None) -> bool:
+        """Give a path its file from the hold, in exchange for what the call has put there. False, and nothing is done:
+        it was changed by somebody else in this instant."""
         with self._restore.opened(body) as (held, held_name), ChangedDirectory(self._times, path) as (at, name):
             there = lstat(held, held_name)
             slot = int(held_name) if body.count("/") == 1 and held_name.isdecimal() else None
@@ -538,13 +537,8 @@ class _EpochRestore:
                 self._renames.exchange(at, name, held, held_name)
                 if not State.of(exchanged).fits(lstat(held, held_name)):
                     self._renames.exchange(at, name, held, held_name)
-                    self._restore.conflict(path, before.inode)
-                    return
-        if exchanged is not None:
-            self._has_displaced(path, exchanged, body)
-        if body in self._held.get(before.inode, ()):
-            self._held[before.inode].remove(body)
-        self._placed.add(path)
+                    return False
+        return True
 
     def _body(self, record: UndoRecord, before: State) -> str | None:
         """The place in the hold of the file of before. Where the call has moved it, it is moved to the hold first. Of
@@ -559,6 +553,24 @@ class _EpochRestore:
         places = self._held.get(before.inode, ())
         own = [place for place in places if place.partition("/")[2] in map(str, record.slots)]
         return next(reversed(own or places), None)
+
+    def _new_body(self, path: str, before: State) -> str | None:
+        """The place in the hold of a file that is made anew, where somebody knows what it was."""
+        if self._restore.make is None:
+            return self._body_from_history(path, before)
+        slot = self._restore.make(path, lambda other: other in self._placed or other not in self._to_restore)
+        return None if slot is None else self._restore.hold.make().place(slot)
+
+    def _note_missing(self, path: str, before: State) -> None:
+        """The file of before is neither held nor known."""
+        self._restore.conflict(path)
+        if self._restore.make is not None:
+            return
+        place = next((one for one in self._records if self._restore.is_at(one, before.inode)), None)
+        if place is None:
+            self._restore.lose(path)
+        else:  # somebody has changed it where the call had moved it
+            self.report.moved[path] = place
 
     def _body_from_history(self, path: str, before: State) -> str | None:
         if self._restore.from_history is None or any(self._restore.is_at(one, before.inode) for one in self._records):

@@ -240,6 +240,11 @@ class Scans:
         for path in after.found.excluded.keys() - before.left.keys():
             was = found[path].before if path in found else None
             found[path] = Change(path, was, self._unread(path))
+        found |= {change.path: change for change in self._changes_not_covered(before, after)}
+        return [found[path] for path in sorted(found) if not self._files.is_reserved(path)]
+
+    def _changes_not_covered(self, before: Before, after: After) -> Iterator[Change]:
+        """The changes of what was there before and no scan covered."""
         read = {path: now for path, _, now in after.differing if path in before.left and now is not None}
         for path, left in before.left.items():
             here = self._look(path)
@@ -249,8 +254,7 @@ class Scans:
                 kind = "directory" if left.reason in SEPARATE else "file"
                 was = FileVersion(kind, stat.S_IMODE(max(left.mode, 0)), left.size)
                 now = self._version(read[path], after.stamps.get(path)) if path in read else self._unread(path)
-                found[path] = Change(path, was, now)
-        return [found[path] for path in sorted(found) if not self._files.is_reserved(path)]
+                yield Change(path, was, now)
 
     def refreshed_indexes(self, before: Before, after: After) -> Set[str]:
         """The indexes of git in which a call changed nothing but the stat data of files, and caches.

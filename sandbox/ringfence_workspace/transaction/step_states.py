@@ -94,7 +94,11 @@ class Differing:
                 found[change.path] = self._before(change.path, change.before, known)
             elif change.before.kind == "directory" and (change.after is None or change.after.kind != "directory"):
                 found |= dict.fromkeys(self._gone_before(change.path))
-        # Somebody may have put a file into a directory that the call had made.
+        self._add_directories(found)
+        return found
+
+    def _add_directories(self, found: dict[str, Entry | None]) -> None:
+        """Add the directories that somebody else has made. They may have put a file into one that the call had made."""
         holding = set(all_above([path for path, state in found.items() if state is not None]))
         for path in self._directories:
             if is_directory(self._known(path)) or is_directory(found.get(path)):
@@ -105,7 +109,6 @@ class Differing:
                     state = Entry("directory", Meta(0o755, os.geteuid(), os.getegid(), self._at_ns))
                 if state is not None:
                     found[path] = state
-        return found
 
     def _gone_before(self, directory: str) -> Iterator[str]:
         """What somebody else had taken from a directory before the call did away with it, which tells of the rest."""

@@ -215,12 +215,7 @@ class TreeRollback:
         held, found = self._held, dict[str, int]()
         for path, (_, wanted, _) in self.items.items():
             inode = self.before.inode(path)
-            if wanted is None or is_directory(wanted) or inode is None or path in at.get(inode, ()):
-                continue
-            moved = {(one.kind, one.oid) for place in at.get(inode, ()) if (one := self.items[place].after) is not None}
-            if moved == {(wanted.kind, wanted.oid)} or (
-                inode in held and not moved and self._content(held[inode][0]) == wanted.oid
-            ):  # in a subvolume of btrfs another file may have this number
+            if wanted is not None and inode is not None and self._is_elsewhere(path, wanted, inode, at):
                 found[path] = inode
         for path, left in self.before.left.items():
             if self._comes_back(path, left, at):
@@ -229,6 +224,17 @@ class TreeRollback:
         for place in [place for places in self._restore.held.values() for place in places]:
             self._open_above(place)
         return found
+
+    def _is_elsewhere(self, path: str, wanted: Entry, inode: int, at: Mapping[int, Sequence[str]]) -> bool:
+        """Whether the file of before is at another path, or held, and has its bytes still."""
+        places = at.get(inode, ())
+        if is_directory(wanted) or path in places:
+            return False
+        moved = {(one.kind, one.oid) for place in places if (one := self.items[place].after) is not None}
+        if moved:
+            return moved == {(wanted.kind, wanted.oid)}
+        # In a subvolume of btrfs another file may have this number.
+        return inode in self._held and self._content(self._held[inode][0]) == wanted.oid
 
     def _comes_back(self, path: str, left: ExcludedFile, at: Mapping[int, Sequence[str]]) -> bool:
         """Whether a file that no scan covered is not at its path, and is held; a hidden one also if it was moved."""
