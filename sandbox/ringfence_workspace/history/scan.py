@@ -296,10 +296,7 @@ class Scanner:
             there.add(name)
         if itself != stamp_of(status):
             self._cache.note(path, attributes_of(descriptor))
-        meta = Meta.of(status)
-        if before is None or before.meta != meta:
-            self._found.changes[path] = Entry("directory", meta)
-            self._found.stamps[path] = stamp_of(status)
+        self._directory_itself(path, before, status)
         if before is not None:
             # Not every filesystem gives a directory another stamp when a name in it comes or goes.
             gone = (folders | _decoded(before.names())) - there
@@ -309,6 +306,12 @@ class Scanner:
         if is_settled(status, self._clock):
             fresh[""] = stamp_of(status)
         return list(below.values())
+
+    def _directory_itself(self, path: str, before: Folder | None, status: os.stat_result) -> None:
+        meta = Meta.of(status)
+        if before is None or before.meta != meta:
+            self._found.changes[path] = Entry("directory", meta)
+            self._found.stamps[path] = stamp_of(status)
 
     def _before(self, folder: Folder | None, name: str) -> Folder | Entry | None:
         """What the step before had at a name of a directory."""

@@ -265,16 +265,7 @@ class Builder:
         Raises:
             ValueError: something is put into a directory that there is not.
         """
-        edits: dict[str, dict[str, Folder | Entry | None]] = {"": {}}
-        filled: set[str] = set()  # the directories that something is put into
-        for path, state in changes.items():
-            if is_directory(state):
-                _edits_at(path, edits)
-            if path:
-                above, _, name = path.rpartition("/")
-                _edits_at(above, edits)[name] = state
-                if state is not None and above not in filled:
-                    filled.update((above, *directories_above(above), ""))
+        edits, filled = _edits_by_directory(changes)
         metas: dict[str, Meta] = {}
         for path in sorted(edits):  # what is above comes first
             is_below_gone = path != "" and path.rpartition("/")[0] not in metas
@@ -303,12 +294,9 @@ class Builder:
         """The directory with this metadata and these edits; the old one, if that is what comes of them."""
         before = self._old(path)
         old = before or Folder(meta)
-        loaded = old.loaded.copy()
-        lines: dict[bytes, bytes | None] = {}
-        files: dict[bytes, bytes | None] = {}
-        subs: dict[bytes, bytes | None] = {}
+        rows = _RowEdits(old.loaded.copy())
         if before is None or before.meta != meta:
-            lines[_ITSELF] = encode_line(b".", meta)
+            rows.lines[_ITSELF] = encode_line(b".", meta)
             if not path:
                 self.found.append(Difference(path, entry_of(before), Entry("directory", meta)))
         for text, new in edits.items():
@@ -316,37 +304,76 @@ class Builder:
             was = old.child(name, self._objects)
             if was is new or (not isinstance(was, Folder) and was == new):
                 continue
-            whole = _join(path, name)
-            if not (isinstance(was, Folder) and isinstance(new, Folder) and was.meta == new.meta):
-                self.found.append(Difference(whole, entry_of(was), entry_of(new)))
-            if isinstance(was, Folder) and not isinstance(new, Folder):
-                self.found += (one for one in _each_difference(was, None, self._objects, whole) if one.path != whole)
-            encoded = escaped(name)
-            if isinstance(was, Folder):
-                loaded.pop(name, None)
-                subs[b"+%b/" % encoded] = files[encoded + b"/"] = None
-            elif was is not None:
-                lines[name] = files[encoded] = None
-            if isinstance(new, Folder):
-                loaded[name] = new
-                subs[b"+%b/" % encoded] = b"40000 +%b\0%b" % (encoded, new.subs.oid)
-                if new.files.oid:
-                    files[encoded + b"/"] = b"40000 %b\0%b" % (encoded, new.files.oid)
-            elif new is not None:
-                lines[name] = encode_line(name, new.meta)
-                files[encoded] = _file_row(whole, encoded, new)
-        if before is not None and not (lines or files or subs):
+            whole, encoded = _join(path, name), escaped(name)
+            self._find(whole, was, new)
+            rows.remove(name, encoded, was)
+            rows.add(name, encoded, new, whole)
+        if before is not None and rows.is_empty:
             return before
-        new_lines = old.lines.edited(lines, self._objects, BLOB)
-        if lines:
-            subs[_ENTRIES] = b"100644 " + _ENTRIES + b"\0" + new_lines.oid
+        new_lines = old.lines.edited(rows.lines, self._objects, BLOB)
+        if rows.lines:
+            rows.subs[_ENTRIES] = b"100644 " + _ENTRIES + b"\0" + new_lines.oid
         return Folder(
             meta,
             new_lines,
-            old.files.edited(files, self._objects, TREE),
-            old.subs.edited(subs, self._objects, TREE),
-            loaded,
+            old.files.edited(rows.files, self._objects, TREE),
+            old.subs.edited(rows.subs, self._objects, TREE),
+            rows.loaded,
         )
+
+    def _find(self, path: str, was: Folder | Entry | None, new: Folder | Entry | None) -> None:
+        if not (isinstance(was, Folder) and isinstance(new, Folder) and was.meta == new.meta):
+            self.found.append(Difference(path, entry_of(was), entry_of(new)))
+        if isinstance(was, Folder) and not isinstance(new, Folder):
+            self.found += (one for one in _each_difference(was, None, self._objects, path) if one.path != path)
+
+
+@dataclass(slots=True)
+class _RowEdits:
+    """What becomes of the rows of a directory, as `Rows.edited` takes it, and of the directories ``loaded`` in it."""
+
+    loaded: dict[bytes, Folder]
+    lines: dict[bytes, bytes | None] = field(default_factory=dict[bytes, "bytes | None"])
+    files: dict[bytes, bytes | None] = field(default_factory=dict[bytes, "bytes | None"])
+    subs: dict[bytes, bytes | None] = field(default_factory=dict[bytes, "bytes | None"])
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.lines or self.files or self.subs)
+
+    def remove(self, name: bytes, encoded: bytes, was: Folder | Entry | None) -> None:
+        if isinstance(was, Folder):
+            self.loaded.pop(name, None)
+            self.subs[b"+%b/" % encoded] = self.files[encoded + b"/"] = None
+        elif was is not None:
+            self.lines[name] = self.files[encoded] = None
+
+    def add(self, name: bytes, encoded: bytes, new: Folder | Entry | None, path: str) -> None:
+        if isinstance(new, Folder):
+            self.loaded[name] = new
+            self.subs[b"+%b/" % encoded] = b"40000 +%b\0%b" % (encoded, new.subs.oid)
+            if new.files.oid:
+                self.files[encoded + b"/"] = b"40000 %b\0%b" % (encoded, new.files.oid)
+        elif new is not None:
+            self.lines[name] = encode_line(name, new.meta)
+            self.files[encoded] = _file_row(path, encoded, new)
+
+
+def _edits_by_directory(
+    changes: Mapping[str, Entry | None],
+) -> tuple[dict[str, dict[str, Folder | Entry | None]], set[str]]:
+    """The changes by directory and name, and the directories that something is put into."""
+    edits: dict[str, dict[str, Folder | Entry | None]] = {"": {}}
+    filled: set[str] = set()
+    for path, state in changes.items():
+        if is_directory(state):
+            _edits_at(path, edits)
+        if path:
+            above, _, name = path.rpartition("/")
+            _edits_at(above, edits)[name] = state
+            if state is not None and above not in filled:
+                filled.update((above, *directories_above(above), ""))
+    return edits, filled
 
 
 def _edits_at(path: str, edits: dict[str, dict[str, Folder | Entry | None]]) -> dict[str, Folder | Entry | None]:

@@ -128,44 +128,17 @@ class Planner:
         """To be as after a step. What that did not know becomes what it was when it was next known, if ever."""
         plan = Plan()
         later = self._later_than(record.commit)
-        reached = not later or later[-1].parent == record.commit
-        changed_by = self._changed_by([record])
-        others = {path for one in later if one.number is None for path in self._store.step_of(one).paths}
         wanted, unclear = self._wanted(record, later)
         states = self._states
-        tip = self._states.unknown(self._tip)
-        there = (path for path, one in wanted.items() if path in changed_by and one.after and _is_in_dotgit(path))
-        above = {one for path in there for one in directories_above(path)}
+        tip = states.unknown(self._tip)
         for path, reason in unclear.items():
             plan.keep(path, reason)
-        for path in tip.new_since(self._states.unknown(record.commit)):
-            if path not in wanted and self._states.entry(record.commit, path) is not None:
+        for path in tip.new_since(states.unknown(record.commit)):
+            if path not in wanted and states.entry(record.commit, path) is not None:
                 plan.keep(path, f"what it is now is not in the history ({tip.why(path)})")
-        no_directories: set[str] = set()
-        for difference in sorted(wanted.values(), key=lambda one: one.path):  # what is above comes first
-            path, now, state = difference
-            why = tip.why(path)
-            if why is not None:
-                if difference.changes_content:
-                    plan.keep(path, f"what it is now is not in the history ({why})")
-                continue
-            stays = _is_in_dotgit(path) and path not in changed_by and (now is not None or path not in above)
-            if stays and now is not None and now.kind != "directory":
-                no_directories.add(path)
-            if not no_directories.isdisjoint(directories_above(path)):
-                plan.keep(path, SOMEBODY_ELSE, "conflict")
-                continue
-            if not stays:
-                plan.states[path] = state
-            if difference.changes_content and stays:
-                plan.keep(path, _NOT_OURS)
-            elif difference.changes_content:
-                plan.outcomes[path] = "restored" if state is not None else "removed"
-                if path not in changed_by:
-                    theirs = SOMEBODY_ELSE if now is not None and state is not None else _THEIRS[now is None]
-                    plan.reasons[path] = theirs if reached else DROPPED
-                elif path in others:
-                    plan.reasons[path] = SOMEBODY_ELSE
+        others = {path for one in later if one.number is None for path in self._store.step_of(one).paths}
+        reached = not later or later[-1].parent == record.commit
+        _Restore(plan, tip, self._changed_by([record]), others, reached=reached).run(wanted)
         by_others = self._git_changes([one for one in later if one.number is None])
         # Where the whole `.git` is gone, nothing is left to break.
         plan.hold_git({place for _, place in by_others if states.entry(self._tip, place) is not None})
@@ -264,6 +237,61 @@ def _refreshed(states: States, path: str, one: Entry | None, other: Entry | None
     if one.oid is None or other.oid is None or (one.kind, one.meta.mode) != (other.kind, other.meta.mode):
         return False
     return has_same_entries(states.content(one.oid), states.content(other.oid))
+
+
+class _Restore:
+    """Adds to a plan how to be as at a commit. ``changed_by`` has the paths that later steps changed, ``others`` those
+    that somebody else did. ``reached`` says whether the history has all that came since."""
+
+    def __init__(
+        self, plan: Plan, tip: Unknown, changed_by: Collection[str], others: Collection[str], *, reached: bool
+    ) -> None:
+        self._plan = plan
+        self._tip = tip
+        self._changed_by = changed_by
+        self._others = others
+        self._reached = reached
+        self._above_git_data: Collection[str] = ()
+        """The directories above git's own data that comes back."""
+        self._no_directories: set[str] = set()
+        """Files that stay, so that nothing can be below them."""
+
+    def run(self, wanted: Mapping[str, Difference]) -> None:
+        there = [path for path, one in wanted.items() if path in self._changed_by and one.after and _is_in_dotgit(path)]
+        self._above_git_data = {one for path in there for one in directories_above(path)}
+        for difference in sorted(wanted.values(), key=lambda one: one.path):  # what is above comes first
+            if (why := self._tip.why(difference.path)) is None:
+                self._restore(difference)
+            elif difference.changes_content:
+                self._plan.keep(difference.path, f"what it is now is not in the history ({why})")
+
+    def _restore(self, difference: Difference) -> None:
+        path, now, state = difference
+        stays = self._stays(path, now)
+        if stays and now is not None and now.kind != "directory":
+            self._no_directories.add(path)
+        if not self._no_directories.isdisjoint(directories_above(path)):
+            self._plan.keep(path, SOMEBODY_ELSE, "conflict")
+        elif not stays:
+            self._plan.states[path] = state
+            if difference.changes_content:
+                self._bring_back(path, now, state)
+        elif difference.changes_content:
+            self._plan.keep(path, _NOT_OURS)
+
+    def _stays(self, path: str, now: Entry | None) -> bool:
+        """Whether it is git's own data that no step has changed, and that is in nobody's way."""
+        if path in self._changed_by or not _is_in_dotgit(path):
+            return False
+        return now is not None or path not in self._above_git_data
+
+    def _bring_back(self, path: str, now: Entry | None, state: Entry | None) -> None:
+        self._plan.outcomes[path] = "restored" if state is not None else "removed"
+        if path not in self._changed_by:
+            theirs = SOMEBODY_ELSE if now is not None and state is not None else _THEIRS[now is None]
+            self._plan.reasons[path] = theirs if self._reached else DROPPED
+        elif path in self._others:
+            self._plan.reasons[path] = SOMEBODY_ELSE
 
 
 class _Undo:
