@@ -34,7 +34,7 @@ class KeptOutputs:
         # The workspace may be on the same disk, and a rollback needs what is left there before the command.
         keep_bytes = min(keep_bytes, free_bytes(self.directory.parent) // 4)
         names = (f"{command}.stdout", f"{command}.stderr")
-        streams = (Stream(self.directory / name, f"{_FOLDER}/{name}", keep_bytes) for name in names)
+        streams = (OutputStream(self.directory / name, f"{_FOLDER}/{name}", keep_bytes) for name in names)
         return CommandOutput(self, *streams)
 
     def read(self, normal: str) -> tuple[bytes, os.stat_result] | None:
@@ -63,7 +63,7 @@ class KeptOutputs:
 class CommandOutput:
     """What one command prints, on two streams."""
 
-    def __init__(self, kept: KeptOutputs, stdout: Stream, stderr: Stream) -> None:
+    def __init__(self, kept: KeptOutputs, stdout: OutputStream, stderr: OutputStream) -> None:
         self._kept = kept
         self.stdout = stdout
         self.stderr = stderr
@@ -78,7 +78,7 @@ class CommandOutput:
             self._kept.prune()
 
 
-class Stream:
+class OutputStream:
     """One stream of one command. A file is made only of what is too long to be shown."""
 
     def __init__(self, path: Path, name: str, keep_bytes: int) -> None:

@@ -42,7 +42,7 @@ from ringfence_workspace.history.scan import DEFAULT_LIMITS, Exclusion, Progress
 from ringfence_workspace.history.step_lookup import NamedStep, StepLookup, StepName, parent_of
 from ringfence_workspace.history.store import FOLDER, Store, reporting_damage
 from ringfence_workspace.history.store_roots import check_format
-from ringfence_workspace.history.undo_plan import DROPPED, NOT_EMPTY, Plan, Planner, ReversalOutcome
+from ringfence_workspace.history.undo_plan import DROPPED, NOT_EMPTY, Planner, ReversalOutcome, ReversalPlan
 from ringfence_workspace.host import Durability, HostFilesystem
 from ringfence_workspace.stores import forget_temporary_stores, mark_temporary_store
 from ringfence_workspace.transaction.interrupted_calls import (
@@ -536,14 +536,14 @@ class Workspace:
         made = None if dry_run else self._made(transaction, history)
         return Reversal(plan.outcomes, plan.reasons, made, notes, ignored)
 
-    def _ignored(self, commit: str, plan: Plan) -> Set[str]:
+    def _ignored(self, commit: str, plan: ReversalPlan) -> Set[str]:
         return IgnoredInHistory(self._store, self.root).among(plan.outcomes, commit, self._tip())
 
     def _planner(self, history: StepHistory) -> Planner:
         return Planner(self._store, self._tip(), history.names)
 
     def _write(
-        self, history: StepHistory, plan: Plan, before: Sequence[str], *, whole: str | None = None
+        self, history: StepHistory, plan: ReversalPlan, before: Sequence[str], *, whole: str | None = None
     ) -> Sequence[str]:
         """What could not be brought back besides, in words."""
         with self.filesystem.restoring() as edits:

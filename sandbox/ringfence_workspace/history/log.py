@@ -44,7 +44,7 @@ are many, and the garbage collector does not look into plain tuples of numbers a
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LogRecord:
     """One record that is no object: its values, and the bytes that came with it."""
 
     values: Mapping[str, object]
@@ -72,7 +72,7 @@ class Log:
             NoLogError: it is no log.
         """
         self.objects: dict[bytes, Location] = {}
-        self.records: list[Record] = []
+        self.records: list[LogRecord] = []
         self.refs: dict[bytes, bytes | None] = {}
         self.cut: str | None = None
         """What of its end was a record that was not written whole, in words."""
@@ -166,7 +166,7 @@ class Log:
         else:
             self.cut = f"the log was cut after {at} bytes: the {bad} bytes behind them are no whole record"
         if in_the_middle:
-            self.records.append(Record({"damaged": bad}))
+            self.records.append(LogRecord({"damaged": bad}))
         if writable:
             if in_the_middle:  # before they go: without it, the call before it would pass for one that was killed
                 self.append({"damaged": bad}, reserve=0)
@@ -198,7 +198,7 @@ class Log:
         if mark == _OBJECT:
             self.objects[content[start : start + _ID_BYTES]] = blob, blob_size, content[blob - 1]
             return
-        record = Record(json.loads(content[start:blob]), content[blob : blob + blob_size])
+        record = LogRecord(json.loads(content[start:blob]), content[blob : blob + blob_size])
         self.records.append(record)
         match record.values:
             case {"ref": str(name), "oid": (str() | None) as oid}:

@@ -11,7 +11,7 @@ from ringfence.participants import Change
 from ringfence_workspace.history.commits import BY_PEOPLE, CommitRecord
 from ringfence_workspace.history.entries import Entry
 from ringfence_workspace.history.history_views import patch_text, split_ignored
-from ringfence_workspace.history.states import States
+from ringfence_workspace.history.states import CommitStates
 from ringfence_workspace.history.store import Store
 
 
@@ -67,13 +67,13 @@ def _is_own(record: CommitRecord, sessions: Collection[str]) -> bool:
     return info.kind == "step" and (info.session_id in sessions or info.tool in BY_PEOPLE)
 
 
-def _changed_paths(states: States, step: CommitRecord) -> list[str]:
+def _changed_paths(states: CommitStates, step: CommitRecord) -> list[str]:
     unclear = states.unclear(step.parent, step.commit)
     differences = states.differences(step.parent, step.commit)
     return [one.path for one in differences if one.path not in unclear and one.changes_content]
 
 
-def _changes(states: States, start: str, newest: Mapping[str, str], others: Collection[str]) -> Iterator[Change]:
+def _changes(states: CommitStates, start: str, newest: Mapping[str, str], others: Collection[str]) -> Iterator[Change]:
     for path, after in sorted(_left_by(states, start, newest, others).items()):
         before = states.entry(start, path)
         if before is not None if after is None else not after.same_content(before):
@@ -81,7 +81,7 @@ def _changes(states: States, start: str, newest: Mapping[str, str], others: Coll
 
 
 def _left_by(
-    states: States, start: str, newest: Mapping[str, str], others: Collection[str]
+    states: CommitStates, start: str, newest: Mapping[str, str], others: Collection[str]
 ) -> Mapping[str, Entry | None]:
     """What the steps have left at their paths, and None at paths in the way of that: others had removed these."""
     left: dict[str, Entry | None] = {}

@@ -25,7 +25,7 @@ from ringfence_workspace.history.stat_cache import (
     is_settled,
     stamp_of,
 )
-from ringfence_workspace.history.states import States
+from ringfence_workspace.history.states import CommitStates
 from ringfence_workspace.history.trees import Folder
 from ringfence_workspace.tree.confined import Confined
 from ringfence_workspace.tree.kernel import abilities, mounts_below
@@ -116,7 +116,7 @@ def clock_ahead_ns(directory: int, name: str = "") -> int:
     return _new_file_ns(directory, name) - now
 
 
-def follow(cache: StatCache, states: States, commit: str | None) -> None:
+def follow(cache: StatCache, states: CommitStates, commit: str | None) -> None:
     """Have a cache stand for `commit`: what differs from the commit that it stood for is read at the next scan."""
     if commit is not None and cache.commit == commit:
         return
@@ -161,7 +161,7 @@ class Scanner:
     def __init__(
         self,
         root: int,
-        states: States,
+        states: CommitStates,
         commit: str | None,
         keep: Callable[[bytes], str],
         cache: StatCache,

@@ -31,7 +31,7 @@ def read_commit(objects: HistoryObjects, commit: str) -> Commit:
     return Commit.from_string(raw)
 
 
-class States:
+class CommitStates:
     """Reads states. A commit that is not there is a LookupError everywhere."""
 
     def __init__(self, objects: HistoryObjects) -> None:

@@ -32,7 +32,7 @@ from ringfence_workspace.history.objects import (
     write_refs,
     write_shallow,
 )
-from ringfence_workspace.history.states import UNKNOWN, States, read_commit
+from ringfence_workspace.history.states import UNKNOWN, CommitStates, read_commit
 from ringfence_workspace.history.trees import Builder, Folder, reachable
 from ringfence_workspace.tree.state import Json
 
@@ -76,7 +76,7 @@ class Store:
         for name, oid in objects.log.refs.items():
             self._set_ref(name, oid)
         self._shallow = read_shallow(folder)
-        self.states = States(objects)
+        self.states = CommitStates(objects)
         self._number: int | None = None
         self._seal_at = SEAL_BYTES
 

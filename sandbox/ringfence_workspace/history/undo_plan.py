@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, TypeVar
 from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above, is_dotgit
 from ringfence_workspace.history.commits import CommitRecord
 from ringfence_workspace.history.entries import Difference, Entry, Unknown, blob_id, is_directory
-from ringfence_workspace.history.states import States
+from ringfence_workspace.history.states import CommitStates
 from ringfence_workspace.history.store import Store
 from ringfence_workspace.history.text_merge import merged
 from ringfence_workspace.tree.git_index import has_same_entries, is_index
@@ -29,7 +29,7 @@ GIT_STAYS = "git's own data has changed since, or is not all in the history: use
 
 
 @dataclass(slots=True)
-class Plan:
+class ReversalPlan:
     """What an undo or a restore is to do.
 
     ``outcomes`` by path: *restored*: brought back, or mended; *removed*, as it was not there before; *kept*, as
@@ -91,9 +91,9 @@ class Planner:
         self._tip = tip
         self._names = names
 
-    def undo(self, undone: Sequence[CommitRecord], parents: Sequence[str | None]) -> Plan:
+    def undo(self, undone: Sequence[CommitRecord], parents: Sequence[str | None]) -> ReversalPlan:
         """To reverse these steps, newest first; ``parents`` have what was before each."""
-        states, plan = self._states, Plan()
+        states, plan = self._states, ReversalPlan()
         steps: list[list[Difference]] = []
         for record, parent in zip(undone, parents, strict=True):
             found = states.differences(parent, record.commit)
@@ -106,7 +106,9 @@ class Planner:
         plan.finish(self._names)
         return plan
 
-    def _keep_unknown(self, plan: Plan, found: Sequence[Difference], record: CommitRecord, was: Unknown) -> None:
+    def _keep_unknown(
+        self, plan: ReversalPlan, found: Sequence[Difference], record: CommitRecord, was: Unknown
+    ) -> None:
         made, now = self._states.unknown(record.commit), self._states.unknown(self._tip)
         for path in made.new_since(was):
             if path not in plan.reasons:
@@ -124,9 +126,9 @@ class Planner:
             if difference.changes_content:
                 plan.keep(path, words)
 
-    def restore(self, record: CommitRecord) -> Plan:
+    def restore(self, record: CommitRecord) -> ReversalPlan:
         """To be as after a step. What that did not know becomes what it was when it was next known, if ever."""
-        plan = Plan()
+        plan = ReversalPlan()
         later = self._later_than(record.commit)
         wanted, unclear = self._wanted(record, later)
         states = self._states
@@ -230,7 +232,7 @@ def _git_place(path: str) -> str | None:
     return None if found is None else "/".join(names[:found])
 
 
-def _refreshed(states: States, path: str, one: Entry | None, other: Entry | None) -> bool:
+def _refreshed(states: CommitStates, path: str, one: Entry | None, other: Entry | None) -> bool:
     """Whether two states of an index of git differ only in the stat data of files, and in caches."""
     if one is None or other is None or not is_index(path) or one.kind != "file":
         return False
@@ -244,7 +246,7 @@ class _Restore:
     that somebody else did. ``reached`` says whether the history has all that came since."""
 
     def __init__(
-        self, plan: Plan, tip: Unknown, changed_by: Collection[str], others: Collection[str], *, reached: bool
+        self, plan: ReversalPlan, tip: Unknown, changed_by: Collection[str], others: Collection[str], *, reached: bool
     ) -> None:
         self._plan = plan
         self._tip = tip
@@ -298,7 +300,7 @@ class _Undo:
     """Adds to a plan how to reverse steps. ``tip`` is the commit that has the tree as it is. ``changed_later`` names,
     by path, the step that stays and has changed it after those."""
 
-    def __init__(self, plan: Plan, states: States, tip: str, changed_later: Mapping[str, str]) -> None:
+    def __init__(self, plan: ReversalPlan, states: CommitStates, tip: str, changed_later: Mapping[str, str]) -> None:
         self.plan = plan
         self._states = states
         self._tip = tip

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import cast
 
 from ringfence_workspace.call_process import CallProcess
-from ringfence_workspace.history.log import Log, Record
+from ringfence_workspace.history.log import Log, LogRecord
 from ringfence_workspace.history.store import commit_record
 from ringfence_workspace.transaction.records import Epoch, replayed
 from ringfence_workspace.tree.confined import Confined
@@ -137,7 +137,7 @@ class Replay:
         return now[:2] == [inode, born] and (now[2] == device or boot != boot_id())
 
     @classmethod
-    def of(cls, records: Sequence[Record]) -> Replay:
+    def of(cls, records: Sequence[LogRecord]) -> Replay:
         replay = cls()
         for record in records:
             if "set aside" in record.values:
@@ -146,7 +146,7 @@ class Replay:
                 replay._add(record)
         return replay
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: LogRecord) -> None:
         self.root_times = None
         if self._add_opaque(record):
             return

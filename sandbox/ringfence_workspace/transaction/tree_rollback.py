@@ -13,7 +13,7 @@ from dataclasses import replace
 from ringfence.filesystem.paths import directories_above
 from ringfence_workspace.history.entries import Difference, Entry, apply_metadata, blob_id, is_directory
 from ringfence_workspace.history.stat_cache import Stamp, attributes_of, stamp_of
-from ringfence_workspace.history.states import States
+from ringfence_workspace.history.states import CommitStates
 from ringfence_workspace.transaction.hold import DirectoryTimes, Hold
 from ringfence_workspace.transaction.opaque_states import SEPARATE, After, Before, ExcludedFile
 from ringfence_workspace.transaction.records import Epoch, UndoRecord
@@ -40,7 +40,7 @@ class TreeRollback:
         files: Confined,
         renames: Renames,
         hold: Hold,
-        states: States,
+        states: CommitStates,
         before: Before,
         after: After,
         judge: Judge,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ringfence_workspace.history.entries import Entry, apply_metadata, blob_id, is_directory
-from ringfence_workspace.history.states import States
+from ringfence_workspace.history.states import CommitStates
 from ringfence_workspace.transaction.edits import Edits
 from ringfence_workspace.transaction.read_set import stale
 from ringfence_workspace.transaction.records import Epoch, UndoRecord
@@ -24,7 +24,7 @@ class TreeWriter:
     ``notes`` has in words what was not brought back.
     """
 
-    def __init__(self, edits: Edits, states: States, now: str, contents: Mapping[str, bytes]) -> None:
+    def __init__(self, edits: Edits, states: CommitStates, now: str, contents: Mapping[str, bytes]) -> None:
         """``now`` is the commit that has the tree as it is; ``contents`` has bytes by object id besides the store's."""
         self.notes: list[str] = []
         self._edits = edits
