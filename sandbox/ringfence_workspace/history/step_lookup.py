@@ -45,7 +45,13 @@ class StepLookup:
     def between(self, a: StepName | None, b: StepName | None) -> list[CommitRecord]:
         """The commits from `a` to `b`, oldest first, both of them included."""
         first, last = (self.record(step) if step is not None else None for step in (a, b))
-        line = list(self._store.commits())
+        ends = {record.commit for record in (first, last) if record is not None}
+        line: list[CommitRecord] = []
+        for record in self._store.commits():
+            line.append(record)
+            ends.discard(record.commit)
+            if first is not None and not ends:
+                break
         line.reverse()
         # What `gc` left of a named step has no way to the rest of the history, and is older than that.
         alone = [record for record in (first, last) if record is not None and record not in line]
