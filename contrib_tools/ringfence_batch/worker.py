@@ -20,12 +20,13 @@ from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import Any
 
+import click
+
 from ringfence.errors import RingfenceError, SandboxUnavailableError
 from ringfence.escapes import escape_path
 from ringfence.failures import describe_error
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.receipts import Receipt
-from ringfence.secrets import masked_logs
 from ringfence_batch.engine import Request
 from ringfence_batch.ledger import Attempt, Ledger, TaskResult
 from ringfence_batch.ledger import Outcome as TaskOutcome
@@ -33,13 +34,13 @@ from ringfence_batch.sources import SourceError, copy_source, describe_left_out,
 from ringfence_batch.task import BatchTask
 from ringfence_tools.planning import Plan
 from ringfence_tools.printable import how_to_apply, one_line
-from ringfence_tools.runs.agent_run import MASKED, AgentTask, RunOutcome, RunWatcher, run_agent
-from ringfence_tools.runs.model_specs import model_of
-from ringfence_tools.runs.own_code import sections_of
+from ringfence_tools.runs.agent_run import MASKED, RunOutcome, RunWatcher, run_agent
+from ringfence_tools.runs.open_run import open_run
 from ringfence_tools.runs.place import Place
-from ringfence_tools.runs.policy_specs import parse_specs
 from ringfence_tools.runs.report import About, CheckEnded, Judgement, ReportFile, render_page
-from ringfence_tools.runs.run_workspace import NO_HIDE, DiskWorkspace, MemoryWorkspace, RunWorkspace
+from ringfence_tools.runs.run_limits import RunLimits
+from ringfence_tools.runs.run_spec import RunSpec
+from ringfence_tools.runs.run_workspace import NO_HIDE, DiskWorkspace, RunWorkspace
 
 CHECK_SECONDS = 600.0
 """The longest time of one check, unless the task's limit for commands says otherwise."""
@@ -47,7 +48,6 @@ PATIENCE_SECONDS = 15.0
 """How long a worker that is ended may take to take down its container, before it is killed."""
 STARTS = 2
 """How many containers are started at once on one machine: Podman makes about ten a second."""
-MAX_TURNS = 200
 PATCH = "patch.diff"
 HEADINGS: Mapping[TaskOutcome, str] = {
     "done": "The task is done",
@@ -107,6 +107,8 @@ def _attempt(attempt: Attempt, place: Path, request: Request) -> TaskResult:
             return _run(attempt, place, request, stack)
     except (SourceError, SandboxUnavailableError) as error:
         return _result(task, "infra-failed", str(error))
+    except click.ClickException as error:
+        return _result(task, "infra-failed", error.message)
     except (OSError, RingfenceError, ValueError) as error:  # no model was asked: a SPEC is wrong, say
         return _result(task, "infra-failed", describe_error(error))
     except Exception as error:
@@ -117,20 +119,18 @@ def _attempt(attempt: Attempt, place: Path, request: Request) -> TaskResult:
 def _run(attempt: Attempt, place: Path, request: Request, stack: ExitStack) -> TaskResult:
     task = attempt.task
     seconds = min(filter(None, (task.limits.seconds, request.deadline)), default=None)
-    adapter = model_of(task.model, stack)
-    adapter.max_turns, adapter.max_repeats = task.limits.turns or MAX_TURNS, task.limits.repeats
-    workspace = stack.enter_context(closing(_open(task, place)))
+    spec = _spec(task, place, seconds)
+    run = stack.enter_context(open_run(spec, logger.info, quiet=True, while_starting=_start_of_container(place.parent)))
+    workspace = run.workspace
+    _drop_options(workspace)
     workspace.left_out = (*workspace.left_out, *describe_left_out(task, place / "tree"))
-    stack.enter_context(masked_logs(workspace.secrets))
-    policies, sections = parse_specs(task.policies, place / "tree"), sections_of(task.sections, place / "tree")
     receipts = Receipts(attempt.directory / "receipts.jsonl")
     report = stack.enter_context(closing(ReportFile(attempt.directory / "report.html", None)))
     began = monotonic()
-    agent = AgentTask(task.task, workspace, adapter, seconds, task.limits.tokens, policies, sections)
     with ExitStack() as deadline:
         if seconds is not None:
             deadline.enter_context(_ended_after(seconds + request.grace_seconds, attempt))
-        outcome = run_agent(agent, watchers=[receipts, report])
+        outcome = run_agent(run.task(task.task), watchers=[receipts, report])
     if outcome.outcome == "interrupted":
         raise KeyboardInterrupt
     (attempt.directory / PATCH).write_bytes(workspace.secrets.mask(outcome.patch))
@@ -170,34 +170,30 @@ def _next_steps(attempt: Attempt, outcome: RunOutcome) -> Iterator[str]:
             yield f"{PATCH} beside this page has the changes, for `git apply` in files of your own"
 
 
-def _open(task: BatchTask, place: Path) -> RunWorkspace:
-    """Raises OSError, ValueError or SandboxUnavailableError."""
-    hide = HiddenFiles(task.hide)
-    if task.kind == "memory":
-        copy = MemoryWorkspace(place / "tree", store=place / "store", hide=hide)
-        _drop_options(copy)
-        return copy
-    workspace = DiskWorkspace(place / "tree", store=place / "store", hide=hide)
-    _drop_options(workspace)
-    workspace.allows_git = task.allow_git
-    if task.kind == "podman":
-        limits = task.limits
-        container = Place(
-            "podman",
-            task.image,
-            task.network,
-            memory_bytes=limits.memory_bytes,
-            cpus=limits.cpus,
-            command_seconds=limits.command_seconds,
-            secrets=task.secrets,
-        )
-        try:
-            with _start_of_container(place.parent):
-                workspace.start_container(container, project=local_source(task))
-        except BaseException:
-            workspace.close()
-            raise
-    return workspace
+def _spec(task: BatchTask, place: Path, seconds: float | None) -> RunSpec:
+    """Return the spec of a run on the copy of the task's workspace. Its history is beside it."""
+    given = task.limits
+    container = Place(
+        task.kind,
+        task.image,
+        task.network,
+        memory_bytes=given.memory_bytes,
+        cpus=given.cpus,
+        command_seconds=given.command_seconds,
+        secrets=task.secrets,
+    )
+    limits = RunLimits(
+        task.policies, seconds, given.tokens, given.turns, container, task.sections, repeats=given.repeats
+    )
+    return RunSpec(
+        place / "tree",
+        task.model,
+        limits,
+        HiddenFiles(task.hide),
+        allow_git=task.allow_git,
+        store=place / "store",
+        project=local_source(task),
+    )
 
 
 def _drop_options(workspace: RunWorkspace) -> None:

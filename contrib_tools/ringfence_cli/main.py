@@ -148,9 +148,9 @@ def run(invocation: Invocation, **given: Any) -> int:
         return forget_run(given["directory"], invocation)
     if given["model"] is None:
         raise click.MissingParameter(param_hint="'--model'", param_type="option")
-    from ringfence_cli.run import RunOptions, run_task
+    from ringfence_cli.run import RunCommand, run_task
 
-    return run_task(RunOptions.of(given), invocation)
+    return run_task(RunCommand.of(given), invocation)
 
 
 @ringfence.command()
@@ -213,22 +213,14 @@ def serve(
     try:
         from ringfence_mcp.command import serve
         from ringfence_mcp.options import ServeOptions
+        from ringfence_tools.runs.run_limits import RunLimits
+        from ringfence_tools.runs.run_spec import RunSpec
 
-        options = ServeOptions(
-            directory,
-            place_of(workspace, given),
-            http,
-            allow_host,
-            receipts,
-            read_only,
-            hidden_of(hidden_globs, no_hide, directory),
-            policies,
-            sections,
-            max_answer,
-            asks,
-            ask_seconds,
-            allow_git,
-        )
+        place = place_of(workspace, given)
+        limits = RunLimits(policies, place=place, sections=sections, asks=asks, ask_seconds=ask_seconds)
+        hide = hidden_of(hidden_globs, no_hide, directory)
+        spec = RunSpec(directory, limits=limits, hide=hide, allow_git=allow_git)
+        options = ServeOptions(spec, http, allow_host, receipts, read_only, max_answer)
         return serve(options, invocation.signals)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("ringfence"):

@@ -22,12 +22,11 @@ from ringfence.filesystem.diff import moved
 from ringfence.filesystem.edits import read_host_text
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.limits import utc_now
-from ringfence.secrets import Secrets, masked_logs
+from ringfence.secrets import Secrets
 from ringfence.session.session import Session
 from ringfence_cli.options import Invocation, hidden_of, place_of
-from ringfence_cli.resume import RunRecord, is_interrupted, run_to_resume
+from ringfence_cli.resume import Interrupted, RunRecord, is_interrupted, run_to_resume
 from ringfence_cli.task_log import record_task
-from ringfence_sandbox import describe_replaced_root
 from ringfence_tools.printable import (
     how_to_apply,
     ignored_line,
@@ -47,11 +46,9 @@ from ringfence_tools.runs.agent_run import (
     check_task,
     run_agent,
 )
-from ringfence_tools.runs.asking import NOBODY_AT_START, approval_of, nobody
+from ringfence_tools.runs.asking import NOBODY_AT_START, nobody
 from ringfence_tools.runs.command_errors import BusyError
-from ringfence_tools.runs.hiding import hidden_as_before
-from ringfence_tools.runs.model_specs import model_of
-from ringfence_tools.runs.opened_workspace import in_memory, on_disk, recovered_before_copy, start_container
+from ringfence_tools.runs.open_run import open_run
 from ringfence_tools.runs.outputs import (
     MAX_LISTED,
     ErrorStream,
@@ -62,15 +59,15 @@ from ringfence_tools.runs.outputs import (
     put_diff,
     refuse_one_file,
 )
-from ringfence_tools.runs.own_code import sections_of
-from ringfence_tools.runs.owner_policies import policies_of, unfit
+from ringfence_tools.runs.owner_policies import unfit
 from ringfence_tools.runs.place import WorkspaceKind
 from ringfence_tools.runs.policy_specs import is_code
 from ringfence_tools.runs.receipts_file import ReceiptsFile
 from ringfence_tools.runs.recovered_call import recovery
 from ringfence_tools.runs.reserved_stdout import reserve_stdout
 from ringfence_tools.runs.run_limits import RunLimits, absolute_code, absolute_policy
-from ringfence_tools.runs.run_workspace import RunWorkspace, protect_path
+from ringfence_tools.runs.run_spec import RunSpec
+from ringfence_tools.runs.run_workspace import DiskWorkspace, RunWorkspace, protect_path
 from ringfence_tools.runs.signals import Signals
 from ringfence_tools.runs.span_export import telemetry_of
 from ringfence_tools.runs.unused_patterns import unused_patterns
@@ -81,7 +78,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunCommand:
     """The options of the command. ``container`` has those of `ringfence_cli.options.container`."""
 
     directory: Path
@@ -108,7 +105,7 @@ class RunOptions:
     container: Mapping[str, Any]
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> RunOptions:
+    def of(cls, given: Mapping[str, Any]) -> RunCommand:
         given = {**given}
         globs, no_hide = given.pop("hidden_globs"), given.pop("no_hide")
         hide = hidden_of(globs, no_hide, given["directory"], remembered=given["resume"])
@@ -130,12 +127,12 @@ class RunOptions:
         for spec in self.sections:
             yield "--section", Path(spec.rpartition(":")[0])
 
-    def limits(self, *, is_resumed: bool) -> RunLimits:
-        """Return the limits. For a resume, an option that is not given leaves the old limit in force."""
+    def spec(self, *, is_resumed: bool) -> RunSpec:
+        """Return what the run is made of. For a resume, an option that is not given leaves the old limit in force."""
         workspace = self.workspace or (None if is_resumed else "disk")
         # A command that names its task means the same each time it is repeated.
         turns = self.max_turns if is_resumed and self.task is None else self.max_turns or MAX_TURNS
-        return RunLimits(
+        limits = RunLimits(
             tuple(map(absolute_policy, self.policies)),
             self.deadline,
             self.max_tokens,
@@ -146,13 +143,14 @@ class RunOptions:
             self.ask_seconds,
             self.max_repeats,
         )
+        return RunSpec(self.directory, self.model, limits, self.hide, self.with_ignored, self.allow_git)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run that is ready to start. ``record`` is None for a run in memory."""
 
-    options: RunOptions
+    options: RunCommand
     task: AgentTask
     limits: RunLimits
     is_resumed: bool
@@ -164,7 +162,7 @@ class Run:
     """Where a person is asked."""
 
 
-def run_task(options: RunOptions, invocation: Invocation) -> int:
+def run_task(options: RunCommand, invocation: Invocation) -> int:
     """Return the exit code.
 
     Raises:
@@ -192,7 +190,6 @@ def run_task(options: RunOptions, invocation: Invocation) -> int:
         except KeyboardInterrupt:
             raise click.Abort("interrupted: nothing was changed") from None
         run = replace(run, task=replace(run.task, telemetry=telemetry))
-        stack.enter_context(masked_logs(run.task.workspace.secrets))
         with reserve_stdout(run.task.sections):
             try:
                 check_task(run.task)
@@ -208,45 +205,78 @@ def run_task(options: RunOptions, invocation: Invocation) -> int:
     return outcome.exit_code
 
 
-def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
+def _open(options: RunCommand, errors: ErrorStream, stack: ExitStack) -> Run:
     """Open workspace, model and files of a run. ``stack`` closes them."""
-    directory, before, record = options.directory, None, None
+    start = _begin(options)
+    terminal = _terminal(errors)
+    run = stack.enter_context(
+        open_run(
+            options.spec(is_resumed=start.is_resumed),
+            errors.say,
+            quiet=options.quiet,
+            ask=terminal or nobody,
+            resumed=start.limits,
+        )
+    )
+    record = None
+    if isinstance(run.workspace, DiskWorkspace):
+        record = stack.enter_context(closing(RunRecord(run.workspace, start.task, start.before, run.limits)))
+    # Opened only now, so that a new file in the directory itself is not taken for one of its own.
+    patch, receipts, report = _open_files(options, run.workspace, errors, stack)
+    task = run.task(start.task)
+    return Run(options, task, run.limits, start.is_resumed, record, patch, receipts, report, terminal)
+
+
+@dataclass(slots=True)
+class _Start:
+    """The task of a run, and the interrupted run that it goes on with, once the workspace is open."""
+
+    options: RunCommand
+    task: str
+    is_resumed: bool
+    before: Interrupted | None = None
+
+    def limits(self, given: RunLimits) -> RunLimits:
+        """Return the limits of the run. No other process can begin or end one in the directory from now on.
+
+        Raises:
+            BusyError: another process has begun or ended one meanwhile.
+            click.UsageError: there is none to go on with, or its limits are used up.
+        """
+        directory = self.options.directory
+        if self.options.resume and self.task and is_interrupted(directory, self.task) != self.is_resumed:
+            raise BusyError(f"meanwhile another process has begun or ended a run in {directory}: repeat the command")
+        if not self.is_resumed:
+            return given
+        try:
+            self.before = run_to_resume(directory)
+        except (OSError, ValueError) as error:
+            raise click.UsageError(describe_error(error)) from None
+        if self.before is None:
+            raise click.UsageError(f"there is no interrupted run in {directory}: give a new one its --task")
+        self.task = self.before.task
+        return self.before.remaining.resumed(given)
+
+
+def _begin(options: RunCommand) -> _Start:
     given = Secrets(place_of(None, options.container).secret_values())
     text = given.mask(read_task(options.task)) if options.task is not None else ""
-    is_resumed = options.resume and (not text or is_interrupted(directory, text))
-    limits = options.limits(is_resumed=is_resumed)
-    adapter = model_of(options.model, stack)
-    is_copy = limits.place.workspace == "memory"
-    if (replaced := describe_replaced_root(directory, copied=is_copy)) is not None:
-        errors.say(f"ringfence: {printable(replaced)}")
-    policies = policies_of(directory, limits.policies)
-    hide = hidden_as_before(directory, options.hide, errors.say, quiet=options.quiet)
-    if is_copy:
-        for line in recovered_before_copy(directory, quiet=options.quiet):
-            errors.say(line)
-        workspace: RunWorkspace = in_memory(directory, hide)
-    else:
-        workspace = disk = stack.enter_context(closing(on_disk(directory, hide=hide, quiet=options.quiet)))
-        # No other process can begin or end a run here from now on.
-        if options.resume and text and is_interrupted(directory, text) != is_resumed:
-            raise BusyError(f"meanwhile another process has begun or ended a run in {directory}: repeat the command")
-        if is_resumed:
-            try:
-                before = run_to_resume(directory)
-            except (OSError, ValueError) as error:
-                raise click.UsageError(describe_error(error)) from None
-            if before is None:
-                raise click.UsageError(f"there is no interrupted run in {directory}: give a new one its --task")
-            text, limits = before.task, before.remaining.resumed(limits)
-            policies = policies_of(directory, limits.policies)
-        record = stack.enter_context(closing(RunRecord(disk, text, before, limits)))
-        if limits.place.workspace == "podman":
-            start_container(disk, limits.place, quiet=options.quiet)
-    workspace.with_ignored, workspace.allows_git = options.with_ignored, options.allow_git
-    with reserve_stdout(limits.sections):
-        sections = sections_of(limits.sections, directory)
-    adapter.max_turns, adapter.max_repeats = limits.turns or MAX_TURNS, limits.repeats
-    # Opened only now, so that a new file in the directory itself is not taken for one of its own.
+    is_resumed = options.resume and (not text or is_interrupted(options.directory, text))
+    return _Start(options, text, is_resumed)
+
+
+def _terminal(errors: ErrorStream) -> Terminal | None:
+    """Return where a person can be asked, if there is one."""
+    from ringfence_cli.terminal import Terminal, has_person
+
+    return Terminal(errors) if has_person() else None
+
+
+def _open_files(
+    options: RunCommand, workspace: RunWorkspace, errors: ErrorStream, stack: ExitStack
+) -> tuple[OutputFile | None, ReceiptsFile | None, ReportFile | None]:
+    """Open the files that the run writes for its user, and keep the agent from writing them."""
+    directory, history = options.directory, workspace.history
     patch = open_output(OutputFile, options.patch, directory, stack)
     receipts = open_output(ReceiptsFile, options.receipts, directory, stack)
     report = None
@@ -257,24 +287,17 @@ def _open(options: RunOptions, errors: ErrorStream, stack: ExitStack) -> Run:
             partial(ReportFile, directory=directory, split=_split(workspace)), options.report, directory, stack
         )
         protect_path(workspace, options.report, "the report of this run comes there")
-    if workspace.history is not None:  # from a copy in memory nothing is written over files that may have changed
-        if options.patch is not None:
-            protect_path(workspace, options.patch, "the patch of this run comes there")
-        if options.receipts is not None:
-            protect_path(workspace, options.receipts, "the list of receipts of this run comes there")
-        if (recovered := workspace.history.recovered) is not None:
-            errors.say(recovery(recovered, directory))
-        if receipts is not None:
-            receipts.complete(workspace.history)
-    terminal = None
-    if limits.asks:
-        from ringfence_cli.terminal import Terminal, has_person
-
-        terminal = Terminal(errors) if has_person() else None
-        ignored = None if options.with_ignored else lambda: workspace.ignored
-        policies = (*policies, approval_of(limits.asks, limits.ask_seconds, terminal or nobody, directory, ignored))
-    task = AgentTask(text, workspace, adapter, limits.seconds, limits.tokens, policies, sections)
-    return Run(options, task, limits, is_resumed, record, patch, receipts, report, terminal)
+    if history is None:  # from a copy in memory nothing is written over files that may have changed
+        return patch, receipts, report
+    if options.patch is not None:
+        protect_path(workspace, options.patch, "the patch of this run comes there")
+    if options.receipts is not None:
+        protect_path(workspace, options.receipts, "the list of receipts of this run comes there")
+    if history.recovered is not None:
+        errors.say(recovery(history.recovered, directory))
+    if receipts is not None:
+        receipts.complete(history)
+    return patch, receipts, report
 
 
 def _split(workspace: RunWorkspace) -> Split:

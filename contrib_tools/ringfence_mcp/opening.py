@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,29 +16,24 @@ from ringfence.failures import describe_error
 from ringfence.limits import Cancellation
 from ringfence.receipts import Receipt
 from ringfence.runtime.tool import Tool
-from ringfence.secrets import masked_logs
 from ringfence.session.session import Session
 from ringfence_mcp.clients import Client
 from ringfence_mcp.options import ServeOptions
 from ringfence_mcp.workspaces import ServedWorkspace, open_workspace, preview_workspace
-from ringfence_sandbox import StateDirectoryError, describe_replaced_root
+from ringfence_sandbox import StateDirectoryError
 from ringfence_tools.printable import one_line, why
 from ringfence_tools.runs.agent_run import MakeSection
-from ringfence_tools.runs.asking import approval_of
+from ringfence_tools.runs.asking import nobody
 from ringfence_tools.runs.command_errors import UNAVAILABLE, BusyError, NotStartedError, spec_refused
-from ringfence_tools.runs.hiding import hidden_as_before
-from ringfence_tools.runs.opened_workspace import recovered_before_copy
 from ringfence_tools.runs.outputs import ErrorStream, refuse_way_out
 from ringfence_tools.runs.own_code import sections_of
-from ringfence_tools.runs.owner_policies import policies_of, unfit
+from ringfence_tools.runs.owner_policies import unfit
 from ringfence_tools.runs.receipts_file import ReceiptsFile
 from ringfence_tools.runs.reserved_stdout import reserve_stdout
 from ringfence_tools.runs.run_workspace import protect_path
 from ringfence_tools.runs.spec_error import SpecError
-from ringfence_tools.runs.unused_patterns import unused_patterns
 
 if TYPE_CHECKING:
-    from ringfence.filesystem.ignored import IgnoredPaths
     from ringfence.telemetry import Telemetry
     from ringfence_mcp.approvals import Approvals
 
@@ -82,11 +77,9 @@ class LazyWorkspace:
         """Raise click.ClickException: the sections of the options cannot be used."""
         with self._refusals():
             sections = self._sections() if extra else ()
+            options = self._options
             preview = preview_workspace(
-                self._options.place,
-                self._options.directory,
-                read_only=self._options.read_only,
-                extra_sections=sections,
+                options.spec.place, options.directory, read_only=options.read_only, extra_sections=sections
             )
             return self._try_client(preview, sections, shared=shared)
 
@@ -114,40 +107,22 @@ class LazyWorkspace:
 
     def _open(self, cancellation: Cancellation, stack: ExitStack) -> ServedWorkspace:
         options, say = self._options, self._errors.say
-        copied = options.place.workspace == "memory"
-        if (replaced := describe_replaced_root(options.directory, copied=copied)) is not None:
-            say(f"ringfence: {replaced}")
-        for line in recovered_before_copy(options.directory) if copied else ():
-            say(line)
-        policies, sections = policies_of(options.directory, options.policies), self._sections()
-        if self._approvals is not None:
-            ask = self._approvals.ask
-            policy = approval_of(options.asks, options.ask_seconds, ask, options.directory, lambda: _ignored(workspace))
-            policies = (*policies, policy)
-        workspace = open_workspace(
-            options.place,
-            options.directory,
-            read_only=options.read_only,
-            hide=hidden_as_before(options.directory, options.hide, say),
-            allow_git=options.allow_git,
-            policies=policies,
-            extra_sections=sections,
-            cancellation=cancellation,
-        )
+        ask = self._approvals.ask if self._approvals is not None else nobody
+        workspace = open_workspace(options.spec, say, read_only=options.read_only, ask=ask, cancellation=cancellation)
         stack.callback(workspace.close)
-        stack.enter_context(masked_logs(workspace.secrets))
-        self._try_client(workspace, sections)
+        self._try_client(workspace, workspace.own_sections)
         self._receipts = _open_receipts(options.receipts, workspace, stack)
-        for line in (*workspace.notes, *unused_patterns(policies, options.hide, options.directory)):
+        for line in workspace.notes:
             say(line)
         return workspace
 
     def _sections(self) -> tuple[MakeSection, ...]:
-        with reserve_stdout(self._options.sections):
-            return sections_of(self._options.sections, self._options.directory)
+        specs = self._options.spec.limits.sections
+        with reserve_stdout(specs):
+            return sections_of(specs, self._options.directory)
 
     def _try_client(
-        self, workspace: ServedWorkspace, sections: tuple[MakeSection, ...], *, shared: bool = False
+        self, workspace: ServedWorkspace, sections: Sequence[MakeSection], *, shared: bool = False
     ) -> Iterable[Tool[Any, Any]]:
         """Begin with a client and end it. Return its tools."""
         try:
@@ -177,7 +152,7 @@ class LazyWorkspace:
 
     def _refusal(self, error: Exception) -> click.ClickException:
         if isinstance(error, PromptValidationError):
-            return unfit(error, self._options.directory, self._options.place.workspace)
+            return unfit(error, self._options.directory, self._options.spec.place.workspace)
         if isinstance(error, SpecError):
             return spec_refused(error)
         if isinstance(error, StateDirectoryError):
@@ -187,11 +162,6 @@ class LazyWorkspace:
         if isinstance(error, SandboxUnavailableError):
             return UnavailableError(str(error))
         return error if isinstance(error, click.ClickException) else NotStartedError(describe_error(error))
-
-
-def _ignored(workspace: ServedWorkspace) -> IgnoredPaths:
-    assert workspace.opened is not None, "a view has no calls that change files"
-    return workspace.opened.ignored
 
 
 def _open_receipts(path: Path | None, workspace: ServedWorkspace, stack: ExitStack) -> ReceiptsFile | None:

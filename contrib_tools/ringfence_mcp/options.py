@@ -6,31 +6,29 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ringfence.filesystem.hidden import HiddenFiles
-    from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.run_spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """The options of the command. ``http`` is HOST:PORT, or None for stdio."""
 
-    directory: Path
-    place: Place
+    spec: RunSpec
     http: str | None = None
     allowed_hosts: Sequence[str] = ()
     receipts: Path | None = None
     read_only: bool = False
-    hide: HiddenFiles | None = None
-    policies: Sequence[str] = ()
-    sections: Sequence[str] = ()
     max_answer: int | None = None
-    asks: Sequence[str] = ()
-    ask_seconds: float | None = None
     at_terminal: bool = field(default_factory=lambda: os.isatty(0))
-    allow_git: bool = False
+
+    @property
+    def directory(self) -> Path:
+        return self.spec.directory
+
+    @property
+    def asks(self) -> Sequence[str]:
+        return self.spec.limits.asks
 
     @property
     def has_person(self) -> bool:

@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.limits import Cancellation
+from ringfence.policies.approval import Ask
 from ringfence.prompt.section import Section
 from ringfence.runtime.context import ToolContext
 from ringfence.runtime.policy import BasePolicy, Policy, PolicyDecision
 from ringfence.runtime.tool import Tool
-from ringfence.secrets import Secrets
+from ringfence.secrets import Secrets, masked_logs
 from ringfence.session.session import Session
 from ringfence_sandbox import HostFilesystem, Workspace, unfinished_calls
 from ringfence_tools.contents import LeftOut
 from ringfence_tools.history import HistoryToolsSection
 from ringfence_tools.runs.agent_run import MakeSection
-from ringfence_tools.runs.opened_workspace import in_memory, on_disk
+from ringfence_tools.runs.asking import nobody
+from ringfence_tools.runs.open_run import OpenedRun, begin_run, open_run
 from ringfence_tools.runs.outputs import left_out_lines
+from ringfence_tools.runs.own_code import sections_of
 from ringfence_tools.runs.place import Place
 from ringfence_tools.runs.recovered_call import recovery
+from ringfence_tools.runs.reserved_stdout import reserve_stdout
+from ringfence_tools.runs.run_spec import RunSpec
 from ringfence_tools.runs.run_workspace import HIDDEN, RunWorkspace, own_policies
+from ringfence_tools.runs.unused_patterns import unused_patterns
 from ringfence_tools.sections import VfsToolsSection
 
 
@@ -52,36 +57,35 @@ class ServedWorkspace:
     """What is masked in all that clients get."""
     recovered: str = ""
     """What opening did about a crash, for the first answer."""
+    own_sections: Sequence[MakeSection] = ()
+    """The sections of the owner's own among them."""
 
 
 def open_workspace(
-    place: Place,
-    directory: Path,
+    spec: RunSpec,
+    say: Callable[[str], None] = lambda line: None,
     *,
-    read_only: bool,
-    hide: HiddenFiles | None = None,
-    allow_git: bool = False,
-    policies: Sequence[Policy] = (),
-    extra_sections: Sequence[MakeSection] = (),
+    read_only: bool = False,
+    ask: Ask = nobody,
     cancellation: Cancellation | None = None,
 ) -> ServedWorkspace:
-    """Open the files on disk, a copy of them in memory, or a read-only view.
-
-    ``policies`` are those of the owner. ``hide`` is the rule by which files are hidden. With ``allow_git``, commands
-    may change git's own data.
+    """Open the files on disk, a copy of them in memory, or a read-only view. The arguments are as for `open_run`.
 
     Raises:
         CallCancelledError: ``cancellation`` was cancelled while the tree was recorded.
-        click.ClickException: the workspace cannot be opened.
+        SpecError: a SPEC of a policy or a section cannot be used.
+        click.ClickException: the workspace or a part of the spec cannot be used.
         SandboxUnavailableError: commands cannot be run.
     """
-    if read_only and place.workspace != "memory":
-        return _open_view(directory, extra_sections, place, hide)
-    if place.workspace == "memory":
-        workspace: RunWorkspace = in_memory(directory, hide)
-    else:
-        workspace = on_disk(directory, place, hide=hide, cancellation=cancellation)
-    workspace.allows_git = allow_git
+    if read_only and not spec.is_copy:
+        return _open_view(spec, say)
+    with ExitStack() as stack:
+        run = stack.enter_context(open_run(spec, say, ask=ask, cancellation=cancellation))
+        return _served(run, spec, stack.pop_all().close, read_only=read_only)
+
+
+def _served(run: OpenedRun, spec: RunSpec, close: Callable[[], None], *, read_only: bool) -> ServedWorkspace:
+    directory, place, workspace = spec.directory, spec.place, run.workspace
     notes, recovered = [*left_out_lines(workspace.left_out), *place.unmasked()], ""
     history = workspace.history
     if history is None:
@@ -89,26 +93,28 @@ def open_workspace(
     elif history.recovered is not None:
         recovered = recovery(history.recovered, directory)
         notes.insert(0, recovered)
+    notes += unused_patterns(run.policies, spec.hide, directory)
 
     def sections(session: Session, shared: bool) -> Iterable[Section[Any]]:
         yield workspace.section(session, shared_session=shared)
         if history is not None:
             opened = partial(nullcontext, history)
             yield HistoryToolsSection(session=session, workspace=opened, shared_session=shared)
-        yield from (make(session) for make in extra_sections)
+        yield from (make(session) for make in run.sections)
 
-    all_policies = [*own_policies(workspace), *([ReadOnlyPolicy()] if read_only else []), *policies]
+    policies = [*own_policies(workspace), *([ReadOnlyPolicy()] if read_only else []), *run.policies]
     return ServedWorkspace(
         directory,
         workspace.filesystem,
         sections,
-        all_policies,
-        workspace.close,
+        policies,
+        close,
         read_only,
         notes,
         workspace,
         workspace.secrets,
         recovered,
+        run.sections,
     )
 
 
@@ -141,11 +147,12 @@ def preview_workspace(
     return ServedWorkspace(directory, filesystem, sections, (), lambda: None, read_only)
 
 
-def _open_view(
-    directory: Path, extra_sections: Sequence[MakeSection], place: Place, hide: HiddenFiles | None
-) -> ServedWorkspace:
+def _open_view(spec: RunSpec, say: Callable[[str], None]) -> ServedWorkspace:
     """View the files on disk without a lock. An agent may change them meanwhile."""
-    directory = Path(os.path.abspath(directory))  # a tool may change the working directory
+    policies, hide = begin_run(spec, say)
+    with reserve_stdout(spec.limits.sections):
+        own_sections = sections_of(spec.limits.sections, spec.directory)
+    place, directory = spec.place, Path(os.path.abspath(spec.directory))  # a tool may change the working directory
     filesystem = HostFilesystem(directory, read_only=True, hide=hide)
 
     def sections(session: Session, shared: bool) -> Iterable[Section[Any]]:
@@ -153,16 +160,29 @@ def _open_view(
         # Opened for each call, because an agent may add steps meanwhile.
         history = partial(Workspace.open, directory, read_only=True)
         yield HistoryToolsSection(session=session, workspace=history, read_only=True)
-        yield from (make(session) for make in extra_sections)
+        yield from (make(session) for make in own_sections)
 
     notes = [f"ringfence: {call}" for call in unfinished_calls(directory) if not call.is_running]
     notes += left_out_lines([LeftOut(path, HIDDEN) for path in filesystem.hidden_paths])
     if place.workspace == "podman":
         notes.append("it is read-only: shell_execute and evaluate_python, which change things, are left out")
+    notes += unused_patterns(policies, spec.hide, directory)
     secrets = Secrets(place.secret_values())
     secrets.add_hidden(filesystem)
-    policies = [ReadOnlyPolicy()]
-    return ServedWorkspace(directory, filesystem, sections, policies, filesystem.close, True, notes, secrets=secrets)
+    stack = ExitStack()
+    stack.callback(filesystem.close)
+    stack.enter_context(masked_logs(secrets))
+    return ServedWorkspace(
+        directory,
+        filesystem,
+        sections,
+        [ReadOnlyPolicy()],
+        stack.close,
+        True,
+        notes,
+        secrets=secrets,
+        own_sections=own_sections,
+    )
 
 
 class ReadOnlyPolicy(BasePolicy):

@@ -22,6 +22,8 @@ from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import Workspace, describe_lost_rule, remembered_hidden, store_directory
 from ringfence_tools.runs.hiding import hidden_as_before
 from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.run_limits import RunLimits
+from ringfence_tools.runs.run_spec import RunSpec
 
 SECRET = b"a-secret-value-of-the-host"
 NOTE = b"a-private-note-of-the-host"
@@ -211,7 +213,8 @@ def test_a_bad_pattern_is_a_usage_error(tree: Path, command: str) -> None:
 def test_a_server_says_what_it_hides(tree: Path) -> None:
     for place in ("disk", "memory"):
         for read_only in (False, True):
-            served = open_workspace(Place(place), tree, read_only=read_only, hide=HiddenFiles())
+            spec = RunSpec(tree, limits=RunLimits(place=Place(place)), hide=HiddenFiles())
+            served = open_workspace(spec, read_only=read_only)
             served.close()
             assert any(note.startswith("left out: .env (hidden") for note in served.notes)
 

@@ -24,7 +24,7 @@ from ringfence.runtime import Session
 from ringfence_mcp.workspaces import ServedWorkspace, open_workspace
 from ringfence_sandbox import HostFilesystem, PodmanSandbox
 from ringfence_tools import PodmanSandboxSection, VfsToolsSection
-from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.run_spec import RunSpec
 
 pytestmark = pytest.mark.anyio
 MAX_TOOL_LIST = 6_000
@@ -47,7 +47,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(root: Path) -> Iterator[ServedWorkspace]:
-    served = open_workspace(Place("disk"), root, read_only=False)
+    served = open_workspace(RunSpec(root))
     yield served
     served.close()
 

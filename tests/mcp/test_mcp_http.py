@@ -20,7 +20,7 @@ from mcp_servers import ERAS, HEADERS, HELLO, MODERN, TOKEN, HttpServer, http_se
 from ringfence_mcp.transports import is_loopback, parse_address
 from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import Workspace
-from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.run_spec import RunSpec
 
 ENDED = 60.0
 
@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 
 @contextmanager
 def serving(root: Path, host: str = "127.0.0.1", names: tuple[str, ...] = ()) -> Iterator[HttpServer]:
-    workspace = open_workspace(Place("disk"), root, read_only=False)
+    workspace = open_workspace(RunSpec(root))
     with closing(workspace), http_server(workspace, host=host, names=names) as server:
         yield server
 

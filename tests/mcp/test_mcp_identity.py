@@ -24,7 +24,7 @@ from ringfence_sandbox import Workspace
 from ringfence_tools import VfsToolsSection
 from ringfence_tools.history import HistoryToolsSection
 from ringfence_tools.printable import printable
-from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.run_spec import RunSpec
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def root(tmp_path: Path) -> Path:
 
 @contextmanager
 def serving(root: Path) -> Iterator[HttpServer]:
-    with closing(open_workspace(Place("disk"), root, read_only=False)) as workspace, http_server(workspace) as server:
+    with closing(open_workspace(RunSpec(root))) as workspace, http_server(workspace) as server:
         yield server
 
 
@@ -98,7 +98,7 @@ async def test_no_name_and_no_connection_is_an_identity(root: Path, headers: dic
 
 
 def test_the_process_on_stdio_is_an_identity(root: Path) -> None:
-    with closing(open_workspace(Place("disk"), root, read_only=False)) as workspace, pipe_server(workspace) as server:
+    with closing(open_workspace(RunSpec(root))) as workspace, pipe_server(workspace) as server:
         server.client.result("write_file", file_path="new.txt", content="1\n")
         assert not server.client.result("write_file", file_path="new.txt", content="2\n").get("isError")
         assert not server.client.result("undo").get("isError")
@@ -266,7 +266,7 @@ async def test_nothing_in_the_name_of_a_client_makes_a_step_or_reaches_a_model_o
 ) -> None:
     in_headers = [name for name in HOSTILE if name.isascii() is False and max(map(ord, name)) < 0x100]
     receipts: list[Receipt] = []
-    with closing(open_workspace(Place("disk"), root, read_only=False)) as workspace, ExitStack() as stack:
+    with closing(open_workspace(RunSpec(root))) as workspace, ExitStack() as stack:
         server = stack.enter_context(http_server(workspace)) if by_header else None
         names = in_headers if by_header else HOSTILE
         for number, name in enumerate(names):

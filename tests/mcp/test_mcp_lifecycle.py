@@ -22,7 +22,7 @@ from ringfence.runtime import Cancellation
 from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import Workspace, store_directory
 from ringfence_tools.runs.owner_policies import owner_file
-from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.run_spec import RunSpec
 
 PATIENT = 60.0
 SLOW = """
@@ -209,7 +209,7 @@ def test_a_client_that_goes_while_the_tree_is_recorded_is_not_waited_for(root: P
     cancellation = Cancellation()
     cancellation.cancel()
     with pytest.raises(CallCancelledError):
-        open_workspace(Place("disk"), root, read_only=False, cancellation=cancellation)
+        open_workspace(RunSpec(root), cancellation=cancellation)
     Workspace.open(root).close()
 
 

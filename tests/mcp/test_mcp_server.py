@@ -26,6 +26,8 @@ from ringfence_mcp.server import MAX_RESOURCE_BYTES, PAGE_SIZE, WorkspaceServer,
 from ringfence_mcp.workspaces import ServedWorkspace, open_workspace
 from ringfence_tools.files import Listing
 from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.run_limits import RunLimits
+from ringfence_tools.runs.run_spec import RunSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +48,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(root: Path) -> Iterator[ServedWorkspace]:
-    served = open_workspace(Place("disk"), root, read_only=False)
+    served = open_workspace(RunSpec(root))
     yield served
     served.close()
 
@@ -369,7 +371,7 @@ async def test_git_s_own_data_is_not_for_clients_to_write(served: ServedWorkspac
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
 async def test_a_read_only_server_offers_and_runs_only_what_changes_nothing(root: Path, kind: Any) -> None:
-    workspace = open_workspace(Place(kind), root, read_only=True)
+    workspace = open_workspace(RunSpec(root, limits=RunLimits(place=Place(kind))), read_only=True)
     server = serving(workspace)
     async with server.client() as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
@@ -383,10 +385,10 @@ async def test_a_read_only_server_offers_and_runs_only_what_changes_nothing(root
 
 
 async def test_a_read_only_server_sees_the_steps_that_an_agent_makes_meanwhile(root: Path) -> None:
-    looking = open_workspace(Place("disk"), root, read_only=True)
+    looking = open_workspace(RunSpec(root), read_only=True)
     async with serving(looking).client() as watcher:
         assert "no history yet" in text(await watcher.call_tool("history", {}))
-        working = open_workspace(Place("disk"), root, read_only=False)
+        working = open_workspace(RunSpec(root))
         async with serving(working).client() as client:
             found(await client.call_tool("write_file", {"file_path": "new.txt", "content": "x"}))
             history = await watcher.call_tool("history", {})
@@ -398,7 +400,7 @@ async def test_a_read_only_server_sees_the_steps_that_an_agent_makes_meanwhile(r
 
 
 async def test_what_is_done_to_a_copy_in_memory_nothing_on_disk_hears_of(root: Path) -> None:
-    workspace = open_workspace(Place("memory"), root, read_only=False)
+    workspace = open_workspace(RunSpec(root, limits=RunLimits(place=Place("memory"))))
     async with serving(workspace).client() as client:
         found(await client.call_tool("write_file", {"file_path": "new.txt", "content": "x"}))
         assert "new.txt" in text(await client.call_tool("ls", {}))

@@ -51,6 +51,8 @@ from ringfence_mcp.clients import Client
 from ringfence_mcp.workspaces import ServedWorkspace, open_workspace
 from ringfence_tools import VfsToolsSection
 from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.run_limits import RunLimits
+from ringfence_tools.runs.run_spec import RunSpec
 
 VALUE = "s3cret/Valü&e+7 <x>'"
 TOKEN = "ghp_0123456789abcdefghijABCDEFGHIJ"
@@ -725,8 +727,9 @@ def test_values_of_hidden_files_are_masked_wherever_they_stand(tmp_path: Path, p
     (tmp_path / "app/.env").write_text(f"export API_KEY='{TOKEN}'\nMODE_KEY=as-in-the-sample\n")
     (tmp_path / "app/.env.example").write_text("API_KEY=\nMODE_KEY=as-in-the-sample\n")
     (tmp_path / "config.py").write_text(f"key = '{TOKEN}'\nmode = 'as-in-the-sample'\n")
-    where = Place("disk" if place == "view" else place)
-    served = open_workspace(where, tmp_path, read_only=place == "view", hide=HiddenFiles())
+    limits = RunLimits(place=Place("disk" if place == "view" else place))
+    spec = RunSpec(tmp_path, limits=limits, hide=HiddenFiles())
+    served = open_workspace(spec, read_only=place == "view")
     with closing(served), closing(Client(served, lambda session: None)) as client:
         answer = client.call("read_file", {"file_path": "config.py"}, Cancellation()).model_dump_json()
     assert "key = '[API_KEY]'" in answer

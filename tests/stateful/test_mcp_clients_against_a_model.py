@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from mcp_servers import ERAS, MODERN, http_server
 
 from ringfence_mcp.workspaces import open_workspace
-from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.run_spec import RunSpec
 
 Tree = Mapping[str, str]
 PATHS = ("a", "b", "d/a", "d/b")
@@ -93,7 +93,7 @@ class ClientsOfOneServer(RuleBasedStateMachine):
         (self.root / "d").mkdir(parents=True)
         for path in PATHS:
             self.save(path)
-        workspace = open_workspace(Place("disk"), self.root, read_only=False)
+        workspace = open_workspace(RunSpec(self.root))
         self.stack.enter_context(closing(workspace))
         self.server = self.stack.enter_context(http_server(workspace))
         self.players = [Player(self.server.session_of(era)) for era in eras]

@@ -23,17 +23,17 @@ from ringfence_tools.runs.run_workspace import DiskWorkspace, MemoryWorkspace
 
 def on_disk(
     directory: Path,
-    place: Place = Place(),  # noqa: B008  # frozen
     *,
     hide: HiddenFiles | None = None,
+    store: Path | None = None,
     quiet: bool = False,
     cancellation: Cancellation | None = None,
 ) -> DiskWorkspace:
-    """Open a workspace on disk, with commands if that is its place. ``hide`` is as for `Workspace.open`.
+    """Open a workspace on disk. ``hide`` and ``store`` are as for `Workspace.open`.
 
     Raises:
+        CallCancelledError: ``cancellation`` was cancelled while the tree was recorded.
         NotStartedError: it cannot be opened.
-        SandboxUnavailableError: commands cannot be run.
     """
     try:
         with recording(quiet=quiet) as show:
@@ -43,25 +43,19 @@ def on_disk(
                     cancellation.check()
                 show(files)
 
-            workspace = DiskWorkspace(directory, hide=hide, progress=progress)
+            return DiskWorkspace(directory, store=store, hide=hide, progress=progress)
     except WorkspaceLockedError as error:
         raise BusyError(str(error)) from None
     except RestoreFailedError as error:
         raise NotStartedError(str(error)) from None
     except (OSError, ValueError) as error:
         raise NotStartedError(f"the workspace cannot be opened: {describe_error(error)}") from None
-    if place.workspace == "podman":
-        try:
-            start_container(workspace, place, quiet=quiet)
-        except BaseException:
-            workspace.close()
-            raise
-    return workspace
 
 
-def in_memory(directory: Path, hide: HiddenFiles | None = None) -> MemoryWorkspace:
+def in_memory(directory: Path, hide: HiddenFiles | None = None, store: Path | None = None) -> MemoryWorkspace:
+    """Copy a directory. Raises click.BadParameter if it cannot be copied."""
     try:
-        return MemoryWorkspace(directory, hide=hide)
+        return MemoryWorkspace(directory, store=store, hide=hide)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'DIR'") from None
 
@@ -79,12 +73,19 @@ def recovered_before_copy(directory: Path, *, quiet: bool = False) -> Iterator[s
                     yield recovery(recovered, directory)
 
 
-def start_container(workspace: DiskWorkspace, place: Place, *, quiet: bool = False) -> None:
-    """SandboxUnavailableError: commands cannot be run."""
+def start_container(
+    workspace: DiskWorkspace, place: Place, *, project: Path | None = None, quiet: bool = False
+) -> None:
+    """Start the container of a workspace. ``project`` is as for `PodmanSandbox`.
+
+    Raises:
+        NotStartedError: it cannot be started.
+        SandboxUnavailableError: commands cannot be run.
+    """
     errors = ErrorStream()
     if not quiet and place.image is None and (stale := describe_stale_image(workspace.directory)) is not None:
         errors.say(f"ringfence: {stale}")
     try:
-        workspace.start_container(place, None if quiet else errors.say)
+        workspace.start_container(place, None if quiet else errors.say, project=project)
     except (OSError, ValueError) as error:
         raise NotStartedError(f"the container cannot be started: {describe_error(error)}") from None

@@ -27,6 +27,8 @@ from ringfence_sandbox import PodmanSandbox, ShellEnvironment, Workspace, store_
 from ringfence_sandbox.container.connection import OwnService
 from ringfence_tools import PodmanSandboxSection
 from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.run_limits import RunLimits
+from ringfence_tools.runs.run_spec import RunSpec
 
 pytestmark = pytest.mark.usefixtures("podman", "limits_hold")
 MakeSandbox = Callable[..., PodmanSandbox]
@@ -272,7 +274,7 @@ def test_a_resumed_run_needs_the_variable_again_and_its_record_has_only_the_name
 
 def test_a_client_of_the_mcp_server_gets_the_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", TOKEN)
-    served = open_workspace(Place("podman", secrets=("TOKEN",)), tmp_path, read_only=False)
+    served = open_workspace(RunSpec(tmp_path, limits=RunLimits(place=Place("podman", secrets=("TOKEN",)))))
     with closing(served), closing(Client(served, lambda session: None)) as client:
         said = client.call("shell_execute", {"command": "echo $TOKEN; echo x-$TOKEN > a.txt"}, Cancellation())
         read = client.call("read_file", {"file_path": "a.txt"}, Cancellation())
