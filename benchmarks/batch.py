@@ -102,7 +102,8 @@ def bare_cpu(tasks: Tasks, kind: Kind) -> float:
                 make = MemoryWorkspace if kind == "memory" else DiskWorkspace
                 opened = make(place / "tree", store=place / "store", hide=HiddenFiles())
                 workspace = stack.enter_context(closing(opened))
-                run_agent(AgentTask(task.task, workspace, model_of(task.model, stack), None, None, (), ()))
+                adapter = model_of(task.model, workspace.directory, stack)
+                run_agent(AgentTask(task.task, workspace, adapter, None, None, (), ()))
         spent.append(cpu() - before)
     return (spent[1] - spent[0]) / (MANY - FEW)
 

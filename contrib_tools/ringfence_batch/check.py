@@ -13,8 +13,8 @@ from ringfence.filesystem.hidden import HiddenFiles
 from ringfence_batch.sources import SourceError, check_source, local_source
 from ringfence_batch.task import BatchTask, TaskFileError
 from ringfence_sandbox import describe_stale_image
-from ringfence_tools.runs.model_specs import model_of
-from ringfence_tools.runs.policy_specs import is_code, parse_specs, refuse_path_of_host
+from ringfence_tools.runs.model_specs import is_own_model, model_of
+from ringfence_tools.runs.policy_specs import is_code, is_own_policy, parse_specs, refuse_path_of_host
 from ringfence_tools.runs.spec_error import SpecError
 from ringfence_tools.runs.unused_patterns import unused_patterns
 
@@ -40,7 +40,7 @@ def describe_unused_patterns(tasks: Sequence[BatchTask]) -> Sequence[str]:
     for task in {(task.workspace, task.policies, task.hide): task for task in tasks}.values():
         local = local_source(task)
         if task.revision is None and local is not None and local.is_dir():
-            policies = parse_specs([spec for spec in task.policies if not is_code(spec)], local)
+            policies = parse_specs([spec for spec in task.policies if not is_own_policy(spec, local)], local)
             lines = unused_patterns(policies, HiddenFiles(task.hide), local)
             found |= dict.fromkeys(f"{escape_path(str(local))}: {line}" for line in lines)
     return [*found]
@@ -55,6 +55,7 @@ def describe_stale_images(tasks: Sequence[BatchTask]) -> Sequence[str]:
 
 def _problems(task: BatchTask, models: dict[str, str], sources: dict[tuple[str, str | None], str]) -> Iterator[str]:
     local, source = local_source(task), (task.workspace, task.revision)
+    directory = local or Path()
     if source not in sources:
         sources[source] = ""
         try:
@@ -63,23 +64,24 @@ def _problems(task: BatchTask, models: dict[str, str], sources: dict[tuple[str, 
             sources[source] = str(error)
     if sources[source]:
         yield sources[source]
-    if task.model not in models:
+    is_own = is_own_model(task.model, directory)
+    if task.model not in models and not is_own:
         models[task.model] = ""
         try:
             with ExitStack() as stack:
-                model_of(task.model, stack)
+                model_of(task.model, directory, stack)
         except SpecError as error:
             models[task.model] = str(error)
-    if models[task.model]:
-        yield models[task.model]
+    if problem := models.get(task.model):
+        yield problem
     try:
-        parse_specs([spec for spec in task.policies if not is_code(spec)], local or Path())
+        parse_specs([spec for spec in task.policies if not is_own_policy(spec, directory)], directory)
         for pattern in task.hide:
-            refuse_path_of_host(pattern, local or Path())
+            refuse_path_of_host(pattern, directory)
         HiddenFiles(task.hide)
     except (PromptValidationError, SpecError, OSError, ValueError) as error:
         yield str(error)
-    for spec in (*task.sections, *filter(is_code, task.policies)):
+    for spec in (*task.sections, *filter(is_code, task.policies), *([task.model] if is_own else [])):
         file = spec.rpartition(":")[0]
         if file.endswith(".py") and not Path(file).is_file():
             yield f"there is no file {file}"

@@ -188,6 +188,8 @@ def _located(task: BatchTask, base: Path) -> BatchTask:
     kind, colon, name = task.model.partition(":")
     if kind == "script":
         changes["model"] = f"{kind}{colon}{os.path.normpath(base.absolute() / name)}"
+    elif kind not in ("openai", "anthropic"):
+        changes["model"] = _code(task.model, base)
     return replace(task, **changes)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ringfence_batch.summary import Summary
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
-EngineName = Literal["local", "ray"]
+MakeEngine: TypeAlias = "Callable[[Path, int | None], Engine]"
+"""Makes an engine for a ledger. The number is how many attempts run at once; None: as the engine will."""
 MAX_LISTED = 20
 OUT = click.argument("out", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="OUT")
 IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
@@ -32,10 +33,11 @@ _RUNNING = (
     ),
     click.option(
         "--engine",
-        type=click.Choice(["local", "ray"]),
         default="local",
         show_default=True,
-        help="Run them in processes of this machine, or on the Ray cluster that RAY_ADDRESS names.",
+        metavar="NAME",
+        help="Run them in processes of this machine (local), on the Ray cluster that RAY_ADDRESS names (ray), or with "
+        "an engine of your own: the NAME of an installed plug-in.",
     ),
     click.option(
         "--retries",
@@ -199,8 +201,9 @@ def _advise(tasks: Sequence[BatchTask]) -> None:
             errors.say(line)
 
 
-def _resuming(out: Path, engine: EngineName = "local") -> str:
-    return f"`ringfence batch resume {shlex.quote(str(out))}{'' if engine == 'local' else f' --engine {engine}'}`"
+def _resuming(out: Path, engine: str = "local") -> str:
+    chosen = "" if engine == "local" else f" --engine {shlex.quote(engine)}"
+    return f"`ringfence batch resume {shlex.quote(str(out))}{chosen}`"
 
 
 def _act(invocation: Invocation, what: str, ids: Sequence[str], act: Callable[[str], bool], then: str = "") -> int:
@@ -284,14 +287,26 @@ def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given:
     return summary.exit_code
 
 
-def _engine_class(name: EngineName) -> Callable[[Path, int | None], Engine] | None:
-    """Return the engine that is not the usual one. Raises click.UsageError if its package is not installed."""
+def _engine_class(name: str) -> MakeEngine | None:
+    """Return the engine that is not the usual one. Raises click.UsageError if there is none, or it cannot be loaded."""
     if name == "local":
         return None
+    from ringfence_tools.runs.plug_ins import plug_ins
+
+    found = plug_ins("ringfence.engines")
+    if name != "ray" and name not in found:
+        names = ", ".join(("local", "ray", *sorted(found)))
+        raise click.BadParameter(f"there is no engine {name!r}; there are {names}", param_hint="'--engine'")
+    module, _, attribute = found.get(name, "ringfence_batch.ray:RayEngine").partition(":")
     try:
-        return import_module("ringfence_batch.ray").RayEngine
+        return getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         raise click.UsageError(str(error)) from None
+    except (Exception, SystemExit) as error:
+        from ringfence.failures import describe_error
+
+        message = f"the plug-in {name} ({module}:{attribute}) cannot be loaded: {describe_error(error)}"
+        raise click.BadParameter(message, param_hint="'--engine'") from error
 
 
 def _lines(summary: Summary) -> Iterator[str]:

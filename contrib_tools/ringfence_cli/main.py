@@ -90,8 +90,8 @@ def ringfence() -> None:
 @click.option(
     "--model",
     metavar="SPEC",
-    help="openai:MODEL or anthropic:MODEL, each with @BASE_URL for a compatible server, or script:FILE, a written "
-    "model: JSON Lines of turns.",
+    help="openai:MODEL or anthropic:MODEL, each with @BASE_URL for a compatible server; script:FILE, a written model: "
+    "JSON Lines of turns; or an adapter of your own: FILE.py:NAME, MODULE:NAME, or the NAME of an installed plug-in.",
 )
 @click.option(
     "--workspace",

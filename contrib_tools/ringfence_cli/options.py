@@ -191,17 +191,18 @@ SECTION = click.option(
     "sections",
     multiple=True,
     metavar="SPEC",
-    help="Tools of your own: FILE.py:NAME or MODULE:NAME, of a section or a function from a session to one. They run "
-    "in this process, outside of any container; may be given several times.",
+    help="Tools of your own: FILE.py:NAME or MODULE:NAME, of a section or a function from a session to one, or the "
+    "NAME of an installed plug-in. They run in this process, outside of any container; may be given several times.",
 )
 POLICY = click.option(
     "--policy",
     "policies",
     multiple=True,
     metavar="SPEC",
-    help="allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB, FILE.toml, or FILE.py:NAME of a "
-    "policy of your own; may be given several times. A GLOB with a / (/src, docs/*.md) is from the root of DIR, one "
-    "without (*.md) for names at any depth; what matches takes along all that is below it.",
+    help="allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB, FILE.toml, FILE.py:NAME of a "
+    "policy of your own, or the NAME of an installed plug-in; may be given several times. A GLOB with a / (/src, "
+    "docs/*.md) is from the root of DIR, one without (*.md) for names at any depth; what matches takes along all that "
+    "is below it.",
 )
 ALLOW_GIT = click.option(
     "--allow-git",

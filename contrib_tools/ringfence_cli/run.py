@@ -119,13 +119,11 @@ class RunCommand:
             yield "--model", Path(self.model.removeprefix("script:"))
         if self.task is not None and self.task.startswith("@"):
             yield "--task", Path(self.task[1:])
-        for spec in self.policies:
-            if spec.endswith(".toml"):
-                yield "--policy", Path(spec)
-            elif is_code(spec):
-                yield "--policy", Path(spec.rpartition(":")[0])
-        for spec in self.sections:
-            yield "--section", Path(spec.rpartition(":")[0])
+        yield from (("--policy", Path(spec)) for spec in self.policies if spec.endswith(".toml"))
+        own = (("--model", [self.model]), ("--policy", filter(is_code, self.policies)), ("--section", self.sections))
+        for option, specs in own:
+            files = (spec.rpartition(":")[0] for spec in specs)
+            yield from ((option, Path(file)) for file in files if file.endswith(".py"))
 
     def spec(self, *, is_resumed: bool) -> RunSpec:
         """Return what the run is made of. For a resume, an option that is not given leaves the old limit in force."""

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ringfence.adapters.loop import LoopAdapter
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence_tools.printable import why
+from ringfence_tools.runs.own_code import adapter_of
+from ringfence_tools.runs.plug_ins import plug_ins
+from ringfence_tools.runs.reserved_stdout import reserve_stdout
 from ringfence_tools.runs.spec_error import SpecError
 
 if TYPE_CHECKING:
     from ringfence.adapters import AnthropicAdapter, OpenAIAdapter
 
+KINDS = ("openai", "anthropic", "script")
+GROUP = "ringfence.models"
 MAX_WAIT_SECONDS = 600.0
 """For a provider that says when to ask again, in one turn: nobody may be there to begin anew."""
 
 
-def model_of(spec: str, stack: ExitStack) -> LoopAdapter:
-    """Return the adapter for a SPEC. ``stack`` closes its connections. Raises SpecError."""
+def model_of(spec: str, directory: Path, stack: ExitStack) -> LoopAdapter:
+    """Return the adapter for a SPEC. ``stack`` closes its connections. Raises SpecError.
+
+    Code in ``directory``, the workspace of the run, is refused.
+    """
     kind, _, name = spec.partition(":")
-    if kind not in ("openai", "anthropic", "script") or not name:
+    if is_own_model(spec, directory):
+        with reserve_stdout([spec]):
+            return adapter_of(spec, directory, stack)
+    if kind not in KINDS or not name:
+        installed = "".join(f"; the plug-in {one}" for one in sorted(plug_ins(GROUP, directory)))
         raise _bad(
             f"there is no model {spec!r}; there is openai:MODEL and anthropic:MODEL, each with @BASE_URL for a "
-            "compatible server, and script:FILE, a written model (JSON Lines of turns)"
+            "compatible server, script:FILE, a written model (JSON Lines of turns), and FILE.py:NAME or MODULE:NAME, "
+            f"an adapter of your own{installed}"
         )
     try:
         return ScriptedAdapter(name) if kind == "script" else stack.enter_context(_provider_of(kind, name))
@@ -32,6 +47,20 @@ def model_of(spec: str, stack: ExitStack) -> LoopAdapter:
         raise _bad(f"{name!r} cannot be read: {why(error)}") from None
     except (ValueError, ImportError, RecursionError) as error:
         raise _bad(str(error)) from None
+
+
+def is_own_model(spec: str, directory: Path) -> bool:
+    """Whether a SPEC names an adapter of the user's own: in a file, in a module that there is, or a plug-in."""
+    place, colon, name = spec.rpartition(":")
+    if not colon:
+        return spec in plug_ins(GROUP, directory)
+    if spec.partition(":")[0] in KINDS or not name.isidentifier():
+        return False
+    return place.endswith(".py") or _is_module(place.partition(".")[0])
+
+
+def _is_module(name: str) -> bool:
+    return name.isidentifier() and find_spec(name) is not None
 
 
 def _provider_of(kind: str, name: str) -> OpenAIAdapter | AnthropicAdapter:

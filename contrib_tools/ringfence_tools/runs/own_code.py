@@ -1,4 +1,4 @@
-"""Sections and policies that a user has written, in a Python file or an installed module."""
+"""Adapters, sections and policies that a user has written: in a Python file, a module, or an installed plug-in."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from ringfence.adapters.loop import LoopAdapter
 from ringfence.errors import PromptValidationError
 from ringfence.failures import describe_error, place_in
 from ringfence.prompt.section import Section
@@ -22,36 +24,63 @@ from ringfence.runtime.tool import Tool
 from ringfence.session.session import Session
 from ringfence_tools.printable import why
 from ringfence_tools.runs.agent_run import MakeSection
+from ringfence_tools.runs.plug_ins import describe_plug_ins, plug_ins
 from ringfence_tools.runs.spec_error import SpecError
 
-_SECTION, _POLICY = "--section", "--policy"
+_MODEL, _SECTION, _POLICY = "--model", "--section", "--policy"
+_GROUPS = {_MODEL: "ringfence.models", _SECTION: "ringfence.sections", _POLICY: "ringfence.policies"}
+_WANTED_MODEL = "it is FILE.py:NAME or MODULE:NAME, of a LoopAdapter or a function that returns one"
 _WANTED_SECTION = "it is FILE.py:NAME or MODULE:NAME, of a section or a function from a session to one"
 _WANTED_POLICY = "it is FILE.py:NAME, of a policy"
+
+
+def adapter_of(spec: str, directory: Path, stack: ExitStack) -> LoopAdapter:
+    """Return the adapter that a SPEC names. ``stack`` closes it, if it is a context manager. Raises SpecError."""
+    found = _load(spec, directory, _WANTED_MODEL, _MODEL)
+    try:
+        made = found() if callable(found) else found
+        if isinstance(made, LoopAdapter):
+            if isinstance(made, AbstractContextManager):
+                stack.enter_context(cast("AbstractContextManager[object]", made))
+            return made
+    except (Exception, SystemExit) as error:
+        raise _bad(f"{spec!r} makes no adapter: {_describe_failure(error)}", _MODEL) from error
+    what = "has no such name" if found is None else f"gives a {type(made).__name__}"
+    raise _bad(f"{spec!r}: it {what}, and a LoopAdapter, or a function that returns one, is wanted", _MODEL)
 
 
 def sections_of(specs: Sequence[str], directory: Path) -> tuple[MakeSection, ...]:
     """Return the functions that make the sections of the SPECs for the session of a run.
 
-    Raises SpecError if a module cannot be imported or the agent could change its file.
+    Raises SpecError if there is no such section, a module cannot be imported, or the agent could change its file.
     """
     return tuple(_section_of(spec, directory) for spec in specs)
 
 
 def policy_of(spec: str, directory: Path) -> Policy:
-    """Return the policy that FILE.py:NAME names. Raises SpecError if there is none."""
+    """Return the policy that FILE.py:NAME, or the name of a plug-in, names. Raises SpecError if there is none."""
     found = _load(spec, directory, _WANTED_POLICY, _POLICY)
     if found is None:
         raise _bad(f"{spec!r}: it has no such name", _POLICY)
     place, _, name = spec.rpartition(":")
-    if isinstance(found, type) or inspect.isroutine(found):
+    if not place and callable(found):  # a plug-in is code that is meant to be called
+        found = _made(found, spec)
+    elif isinstance(found, type) or inspect.isroutine(found):
         kind = "class" if isinstance(found, type) else "function"
         how = f"put `policy = {name}()` into {place}, and name {place}:policy"
         raise _bad(f"{spec!r} is a {kind}, and a policy is wanted: {how}", _POLICY)
     try:
-        check_policy(found, os.path.basename(place))
+        check_policy(found, os.path.basename(place) or spec)
     except (PromptValidationError, TypeError, ValueError) as error:
         raise _bad(f"{spec!r}: {error}{_line_of(found)}", _POLICY) from None
     return cast("Policy", found)
+
+
+def _made(function: Callable[[], object], spec: str) -> object:
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        raise _bad(f"{spec!r} makes no policy: {_describe_failure(error)}", _POLICY) from error
 
 
 def _line_of(found: object) -> str:
@@ -62,8 +91,11 @@ def _line_of(found: object) -> str:
 
 
 def _load(spec: str, directory: Path, wanted: str, option: str) -> object:
-    """Return what ``FILE.py:NAME`` or ``MODULE:NAME`` names, or None if the module has no such name."""
-    place, _, name = spec.rpartition(":")
+    """Return what a SPEC names: FILE.py:NAME, MODULE:NAME or a plug-in. None if the module has no such name."""
+    if ":" not in spec:
+        place, name = _of_plug_in(spec, directory, wanted, option)
+    else:
+        place, _, name = spec.rpartition(":")
     if not place or not name.isidentifier():
         raise _bad(f"{spec!r}: {wanted}", option)
     try:
@@ -75,6 +107,16 @@ def _load(spec: str, directory: Path, wanted: str, option: str) -> object:
         raise
     except (Exception, SystemExit) as error:  # a program, say, that is not meant to be imported
         raise _bad(f"{place} cannot be imported: {_describe_failure(error, place)}", option) from error
+
+
+def _of_plug_in(name: str, directory: Path, wanted: str, option: str) -> tuple[str, str]:
+    """Return the module of a plug-in, and the name in it. Raises SpecError."""
+    found = plug_ins(_GROUPS[option], directory)
+    if name not in found:
+        kind = option.removeprefix("--")
+        raise _bad(f"there is no {kind} {name!r}: {wanted}, or {describe_plug_ins(found)}", option)
+    place, _, attribute = found[name].partition(":")
+    return place, attribute
 
 
 def _section_of(spec: str, directory: Path) -> MakeSection:

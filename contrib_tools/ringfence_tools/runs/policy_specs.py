@@ -15,8 +15,10 @@ from ringfence.policies.effects import DeletionLimitPolicy, PathPolicy, Protecte
 from ringfence.runtime.policy import Policy
 from ringfence_tools.printable import why
 from ringfence_tools.runs.own_code import policy_of
+from ringfence_tools.runs.plug_ins import plug_ins
 from ringfence_tools.runs.spec_error import SpecError
 
+GROUP = "ringfence.policies"
 KINDS = "allow:GLOB, deny:GLOB, deletions:N, protected, tests:TOOL[=COMMAND]:GLOB, FILE.toml or FILE.py:NAME"
 
 
@@ -77,10 +79,11 @@ def parse_specs(specs: Sequence[str], directory: Path) -> tuple[Policy, ...]:
                 found.append(_clean_tests(rest, directory))
             elif spec.endswith(".toml"):
                 found.extend(parse_policy_file(Path(spec), directory, may_be_empty=False))
-            elif is_code(spec):
+            elif is_own_policy(spec, directory):
                 found.append(policy_of(spec, directory))
             else:
-                raise _bad(f"there is no policy {spec!r}; there are {KINDS}")
+                installed = "".join(f"; the plug-in {one}" for one in sorted(plug_ins(GROUP, directory)))
+                raise _bad(f"there is no policy {spec!r}; there are {KINDS}{installed}")
         except SpecError:
             raise
         except (PromptValidationError, ValueError) as error:
@@ -97,6 +100,13 @@ def is_code(spec: str) -> bool:
     """Whether a SPEC names a policy of the user's own, FILE.py:NAME."""
     place, _, name = spec.rpartition(":")
     return place.endswith(".py") and name.isidentifier() and spec.partition(":")[0] not in ("allow", "deny", "tests")
+
+
+def is_own_policy(spec: str, directory: Path) -> bool:
+    """Whether a SPEC names a policy of the user's own, in a file or of a plug-in."""
+    if ":" in spec or spec == "protected" or spec.endswith(".toml"):
+        return is_code(spec)
+    return spec in plug_ins(GROUP, directory)
 
 
 def strictest(policies: Sequence[Policy]) -> tuple[Policy, ...]:

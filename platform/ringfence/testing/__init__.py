@@ -3,5 +3,6 @@
 from ringfence.testing.adapter_contract import AdapterContract
 from ringfence.testing.calls import HeldCall, held_call
 from ringfence.testing.filesystem_contract import FilesystemContract
+from ringfence.testing.part_contracts import PolicyContract, SectionContract
 
-__all__ = ["AdapterContract", "FilesystemContract", "HeldCall", "held_call"]
+__all__ = ["AdapterContract", "FilesystemContract", "HeldCall", "PolicyContract", "SectionContract", "held_call"]
