@@ -176,7 +176,7 @@ class Replay:
             case values:
                 replayed(self.epochs, values)
 
-    def _add_opaque(self, record: Record) -> bool:
+    def _add_opaque(self, record: LogRecord) -> bool:
         """Whether it is a record of an opaque call."""
         match record.values:
             case {"opaque": str(commit)}:
