@@ -16,7 +16,7 @@ from ringfence_workspace.history.store import FOLDER, Store
 from ringfence_workspace.history.store_roots import check_format, note_format, record_root, replaced
 from ringfence_workspace.locking import RootLock, check_locks
 from ringfence_workspace.outputs import KeptOutputs
-from ringfence_workspace.transaction.heartbeat import STAMP, Heartbeat
+from ringfence_workspace.transaction.heartbeat import STAMP, LivenessFile
 from ringfence_workspace.transaction.opaque_calls import OpaqueCalls
 from ringfence_workspace.transaction.recovery import Recovered, Recovery
 from ringfence_workspace.transaction.scans import Scans
@@ -149,7 +149,7 @@ class Opened:
     def _opaque_calls(self) -> OpaqueCalls:
         assert self.history is not None, "it was opened to change it"
         history = self.history
-        stamp = Heartbeat(os.path.join(self.store, STAMP), sync=self._power)
+        stamp = LivenessFile(os.path.join(self.store, STAMP), sync=self._power)
         scans = Scans(self.files, history, power=self._power)
         return OpaqueCalls(self.files, Renames(self.can), scans, stamp)
 

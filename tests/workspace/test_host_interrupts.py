@@ -18,7 +18,7 @@ from ringfence.prompt import MarkdownSection, Prompt, Tool, ToolContext, ToolRes
 from ringfence.runtime import Session
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem
-from ringfence_workspace.transaction.heartbeat import Heartbeat
+from ringfence_workspace.transaction.heartbeat import LivenessFile
 
 ROUNDS = amount(prove=20_000, test=120)
 
@@ -72,15 +72,15 @@ def test_a_rollback_that_was_interrupted_at_its_end_is_done_again(
 ) -> None:
     (root := tmp_path / "root").mkdir()
     (root / "kept.txt").write_text("before")
-    before, pause = (root / "kept.txt").stat().st_mtime_ns, Heartbeat.pause
+    before, pause = (root / "kept.txt").stat().st_mtime_ns, LivenessFile.pause
     with HostFilesystem(root, store=tmp_path / "store") as files, held_call(files, opaque=True) as call:
         (root / "kept.txt").write_text("after")
 
-        def interrupted(heartbeat: Heartbeat) -> None:
-            monkeypatch.setattr(Heartbeat, "pause", pause)
+        def interrupted(heartbeat: LivenessFile) -> None:
+            monkeypatch.setattr(LivenessFile, "pause", pause)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Heartbeat, "pause", interrupted)
+        monkeypatch.setattr(LivenessFile, "pause", interrupted)
         with pytest.raises(KeyboardInterrupt):
             call.rollback()
         assert call.rollback().conflicts == ()

@@ -41,7 +41,7 @@ def keep_typed(
     newest = next(reversed(store.aborted().values()), None)
     if store.tip is None or (newest is not None and store.commit(newest).message.info.begun == call.begun):
         return []
-    states = _States(store, store.tip, files, changed, hides)
+    states = _StatesOfCall(store, store.tip, files, changed, hides)
     info = CommitInfo("aborted", datetime.now(UTC), call.tool, call.call_id, begun=call.begun)
     prepared = store.prepare(dict(states.each()), info)
     if prepared.changed:
@@ -49,7 +49,7 @@ def keep_typed(
     return states.notes
 
 
-class _States:
+class _StatesOfCall:
     """What a typed call left at each path that differs from the newest commit; ``notes`` are about what is too much."""
 
     def __init__(

@@ -24,7 +24,7 @@ GRACE_NS = 3_000_000_000
 _STAMP = struct.Struct("<Q")
 
 
-class Heartbeat:
+class LivenessFile:
     """Stamps a file from `start` to `stop`, by a thread. With ``sync`` each stamp waits for the disk."""
 
     def __init__(self, path: str, *, sync: bool) -> None:

@@ -11,7 +11,7 @@ from ringfence.participants import Change
 from ringfence_workspace.history.entries import Difference, Entry, is_directory
 from ringfence_workspace.history.scan import clock_ahead_ns
 from ringfence_workspace.transaction.changes import ScannedFiles
-from ringfence_workspace.transaction.heartbeat import GRACE_NS, Heartbeat
+from ringfence_workspace.transaction.heartbeat import GRACE_NS, LivenessFile
 from ringfence_workspace.transaction.hold import Hold
 from ringfence_workspace.transaction.opaque_states import Aborted, After, Base, Before, ExcludedFile, is_only_time
 from ringfence_workspace.transaction.restore import RestoreReport
@@ -30,7 +30,7 @@ MOST_LISTED = 20
 class OpaqueCalls:
     """What they share while an outermost call is open, and the rollback to each of its bases."""
 
-    def __init__(self, files: Confined, renames: Renames, scans: Scans, stamp: Heartbeat) -> None:
+    def __init__(self, files: Confined, renames: Renames, scans: Scans, stamp: LivenessFile) -> None:
         self._files = files
         self._renames = renames
         self._scans = scans
@@ -144,7 +144,7 @@ class OpaqueCalls:
             ahead_ns = clock_ahead_ns(self._files.root)
         except OSError:
             ahead_ns = clock_ahead_ns(hold.make().descriptor, "clock")
-        limit_ns = Heartbeat.last_ns(stamp_path) + ahead_ns + GRACE_NS
+        limit_ns = LivenessFile.last_ns(stamp_path) + ahead_ns + GRACE_NS
         judge = _ended(self._files, limit_ns, self._scans.kept_states(before, kept), opened)
         way = self._way(before, after, judge, hold)
         if kept is None:  # an earlier try has given directories new times itself

@@ -30,7 +30,7 @@ class UndoRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class DirectoryMove:
     """A directory that was renamed; one that was deleted is ``new``, a path in the directory of displaced files."""
 
     old: str
@@ -46,7 +46,7 @@ class Epoch:
     """Records by path, and the move of a directory that came after them."""
 
     records: dict[str, UndoRecord] = field(default_factory=dict[str, UndoRecord])
-    move: Move | None = None
+    move: DirectoryMove | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -71,7 +71,7 @@ def replayed(epochs: list[Epoch], record: Mapping[str, object]) -> None:
                 epochs[-1].records[path].afters.append(State.from_json(state))
                 epochs[-1].records[path].slots += cast("list[int]", record["slots"])
         case {"move": [str(old), str(new), int(inode)]}:
-            epochs[-1].move = Move(old, new, inode)
+            epochs[-1].move = DirectoryMove(old, new, inode)
             epochs.append(Epoch())
         case {"epoch": None}:
             epochs.append(Epoch())

@@ -40,7 +40,7 @@ from typing import Protocol, TypeGuard
 
 from ringfence.filesystem.paths import directories_above
 from ringfence_workspace.transaction.hold import ChangedDirectory, DirectoryTimes, Hold, Holding
-from ringfence_workspace.transaction.records import Epoch, Move, UndoRecord, is_below, rebased
+from ringfence_workspace.transaction.records import DirectoryMove, Epoch, UndoRecord, is_below, rebased
 from ringfence_workspace.tree.confined import UNREACHABLE, Confined, read_file
 from ringfence_workspace.tree.kernel import Renames, failpoint, lstat, set_mode
 from ringfence_workspace.tree.state import Json, State
@@ -211,7 +211,7 @@ class Restore:
         found = self.files.look(path)
         return found is not None and found.st_ino == inode
 
-    def _move_back(self, epoch: Epoch, move: Move) -> None:
+    def _move_back(self, epoch: Epoch, move: DirectoryMove) -> None:
         if self.is_at(move.old, move.inode):
             return
         held = self.hold.held is not None and move.new.startswith(f"{self.hold.held.name}/")

@@ -13,7 +13,7 @@ from ringfence_workspace.transaction.call_log import CallLog
 from ringfence_workspace.transaction.changes import Written, states_inside
 from ringfence_workspace.transaction.hold import DirectoryTimes, Hold, Holding
 from ringfence_workspace.transaction.read_set import ReadSet
-from ringfence_workspace.transaction.records import Epoch, Move, UndoRecord, is_below
+from ringfence_workspace.transaction.records import DirectoryMove, Epoch, UndoRecord, is_below
 from ringfence_workspace.transaction.restore import Restore, RestoreReport
 from ringfence_workspace.tree.confined import Confined
 from ringfence_workspace.tree.kernel import Renames
@@ -153,7 +153,7 @@ class UndoLog:
             self.own[will_be] = state
         for place in (old,) if self.files.is_reserved(new) else (old, new):
             self._touch_directory(place.rpartition("/")[0], None, lines)
-        self._end_epoch(Move(old, new, found.st_ino), lines)
+        self._end_epoch(DirectoryMove(old, new, found.st_ino), lines)
         self.log.write(*lines)
         self.read_set.moved(old, None if self.files.is_reserved(new) else new)
         return inside
@@ -228,7 +228,7 @@ class UndoLog:
                     if within is not None:
                         within.first.append((scope.before, path))
 
-    def _end_epoch(self, move: Move, lines: list[Mapping[str, Json]]) -> None:
+    def _end_epoch(self, move: DirectoryMove, lines: list[Mapping[str, Json]]) -> None:
         """Begin a new epoch: after the move of a directory, the same names mean other files."""
         self.version += 1
         self.epochs[-1].move = move

@@ -130,7 +130,7 @@ class Confined:
                 raise
             found, along_link = None, True
         if along_link:
-            with closing(_Walk(self, path)) as walk:
+            with closing(_LinkWalk(self, path)) as walk:
                 return walk.find(follow)
         return Found(path, found)
 
@@ -339,7 +339,7 @@ def _reserved(path: str) -> PermissionError:
     return PermissionError(errno.EACCES, "is a name that displaced files wait under, and no path", path)
 
 
-class _Walk:
+class _LinkWalk:
     """One walk along links. Directories are opened below the one before, and anew from the root after a ".."."""
 
     def __init__(self, files: Confined, path: str) -> None:
