@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ringfence.receipts import Receipt
     from ringfence_workspace.history.commits import PreparedStep
     from ringfence_workspace.history.entries import Entry, Unknown
-    from ringfence_workspace.transaction.hold import Holding
+    from ringfence_workspace.transaction.hold import HoldDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class TypedChanges:
         self,
         files: Confined,
         before: Mapping[str, State | None],
-        held: Holding | None,
+        held: HoldDirectory | None,
         written: Written,
         *,
         read: bool = True,
@@ -345,7 +345,7 @@ class History(Protocol):
         """What was found to be lost of what was kept, in words."""
         ...
 
-    def remake(self, path: str, before: State, holding: Holding) -> int | None:
+    def remake(self, path: str, before: State, holding: HoldDirectory) -> int | None:
         """Make what a path had again in a slot of the hold, if the newest commit has just that; else None."""
         ...
 

@@ -36,14 +36,14 @@ Note = Callable[[Mapping[str, Json]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HoldHandle:
     """The open holding directory, if there is one, and how to make one."""
 
-    held: Holding | None
-    make: Callable[[], Holding]
+    held: HoldDirectory | None
+    make: Callable[[], HoldDirectory]
 
 
-class Holding:
+class HoldDirectory:
     """An open holding directory."""
 
     def __init__(self, files: Confined, name: str) -> None:
@@ -61,7 +61,7 @@ class Holding:
         """Whether anything may be in it."""
 
     @classmethod
-    def make(cls, files: Confined, note: Note, store: str) -> Holding:
+    def make(cls, files: Confined, note: Note, store: str) -> HoldDirectory:
         """Make one under a new name, which the log has first."""
         name = HOLDING_PREFIX + secrets.token_hex(8)
         with _same_root_times(files, name, note):
@@ -97,7 +97,7 @@ class Holding:
                 file.write(b"*\n")
 
     @classmethod
-    def found(cls, files: Confined, name: str, last: int) -> Holding:
+    def found(cls, files: Confined, name: str, last: int) -> HoldDirectory:
         """Open one again. It is made anew if it was removed, or replaced by something else. ``last`` is the greatest
         slot that was given: none is given twice. OSError."""
         _have(files, name)

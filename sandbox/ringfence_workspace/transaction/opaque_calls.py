@@ -12,8 +12,8 @@ from ringfence_workspace.history.entries import Difference, Entry, is_directory
 from ringfence_workspace.history.scan import clock_ahead_ns
 from ringfence_workspace.transaction.changes import ScannedFiles
 from ringfence_workspace.transaction.heartbeat import GRACE_NS, LivenessFile
-from ringfence_workspace.transaction.hold import Hold
-from ringfence_workspace.transaction.opaque_states import Aborted, After, Base, Before, ExcludedFile, is_only_time
+from ringfence_workspace.transaction.hold import HoldHandle
+from ringfence_workspace.transaction.opaque_states import Aborted, After, Base, ExcludedFile, ScanCommit, is_only_time
 from ringfence_workspace.transaction.restore import RestoreReport
 from ringfence_workspace.transaction.scans import Scans
 from ringfence_workspace.transaction.tree_rollback import Judge, TreeRollback
@@ -45,14 +45,14 @@ class OpaqueCalls:
         """The descriptor of the file that is stamped while one is open."""
         return self._stamp.descriptor
 
-    def begin(self, hold: Hold, *, outermost: bool) -> Base:
+    def begin(self, hold: HoldHandle, *, outermost: bool) -> Base:
         """Look at the tree before an opaque call, and store it; see `Scans.before`. OSError: it cannot be."""
         base = Base(self._scans.before(outermost=outermost))
-        self._hold_large(base.before.left, hold)
+        self._hold_large(base.before.excluded, hold)
         self._stamp.start()
         return base
 
-    def _hold_large(self, left: Mapping[str, ExcludedFile], hold: Hold) -> None:
+    def _hold_large(self, left: Mapping[str, ExcludedFile], hold: HoldHandle) -> None:
         """Give the files that are too large for the store another name, in the hold: what the call removes is still
         there then. Each call gives one, as its rollback may use it up. A file that cannot have one is not held."""
         for path, one in left.items():
@@ -100,7 +100,9 @@ class OpaqueCalls:
         base.seen = version, after
         return after
 
-    def roll_back(self, base: Base, version: int, hold: Hold, note: Note, *, tool: str, call_id: str) -> RestoreReport:
+    def roll_back(
+        self, base: Base, version: int, hold: HoldHandle, note: Note, *, tool: str, call_id: str
+    ) -> RestoreReport:
         """Bring the tree back to where a call began. OSError: it could not be completed, and may be tried again."""
         before, after, tried = base.before, base.seen_at(version), base.tried
         if after is None or tried is not None:
@@ -124,7 +126,7 @@ class OpaqueCalls:
         more: bytes,
         kept: str | None,
         stamp_path: str,
-        hold: Hold,
+        hold: HoldHandle,
         note: Note,
         *,
         tool: str,
@@ -154,7 +156,7 @@ class OpaqueCalls:
             aborted = self._scans.kept_as(kept)
         return self._go(way, note, aborted)
 
-    def _way(self, before: Before, after: After, judge: Judge, hold: Hold) -> TreeRollback:
+    def _way(self, before: ScanCommit, after: After, judge: Judge, hold: HoldHandle) -> TreeRollback:
         states, hidden = self._scans.store.states, self._scans.history.hidden
         return TreeRollback(self._files, self._renames, hold, states, before, after, judge, hidden)
 

@@ -62,7 +62,7 @@ class ExcludedFile:
 
 
 @dataclass(slots=True)
-class Before:
+class ScanCommit:
     """The tree as it was when a call began in which files change unseen. ``prepared`` is None where the newest commit
     has it."""
 
@@ -70,19 +70,19 @@ class Before:
     prepared: PreparedStep | None = None
     known: Mapping[str, Mapping[str, Stamp]] = field(default_factory=dict[str, Mapping[str, Stamp]])
     stamps: Mapping[str, Stamp] = field(default_factory=dict[str, Stamp])
-    left: Mapping[str, ExcludedFile] = field(default_factory=dict[str, ExcludedFile])
+    excluded: Mapping[str, ExcludedFile] = field(default_factory=dict[str, ExcludedFile])
     attributes: Mapping[str, Attributes] = field(default_factory=dict[str, Attributes])
     """The extended attributes of what has any, by path."""
     room: int = 0
     """How many bytes may be kept of what the call makes, should it be taken back: of what the disk had left before the
     call, which a rollback needs where the tree is on it, too."""
     _by_inode: dict[int, Stamp] | None = field(default=None, init=False)
-    _excluded: set[tuple[int, int]] | None = field(default=None, init=False)
+    _excluded_inodes: set[tuple[int, int]] | None = field(default=None, init=False)
 
     @property
     def hidden(self) -> Mapping[str, ExcludedFile]:
         """What was hidden, by path."""
-        return {path: left for path, left in self.left.items() if left.reason == "hidden"}
+        return {path: left for path, left in self.excluded.items() if left.reason == "hidden"}
 
     def has_stored(self, found: os.stat_result) -> bool:
         """Whether this was in the tree and was not hidden, at whatever path. A file that has been written to since is
@@ -98,10 +98,12 @@ class Before:
 
     def was_excluded(self, found: os.stat_result | None) -> bool:
         """Whether this was there and no scan took it in, at whatever path."""
-        if self._excluded is None:
-            self._excluded = {(left.inode, stat.S_IFMT(left.mode)) for left in self.left.values() if left.mode != -1}
-            self._excluded |= {(left.inode, stat.S_IFDIR) for left in self.left.values() if left.mode == -1}
-        return found is not None and (found.st_ino, stat.S_IFMT(found.st_mode)) in self._excluded
+        if self._excluded_inodes is None:
+            self._excluded_inodes = {
+                (left.inode, stat.S_IFMT(left.mode)) for left in self.excluded.values() if left.mode != -1
+            }
+            self._excluded_inodes |= {(left.inode, stat.S_IFDIR) for left in self.excluded.values() if left.mode == -1}
+        return found is not None and (found.st_ino, stat.S_IFMT(found.st_mode)) in self._excluded_inodes
 
     def inode(self, path: str) -> int | None:
         """The inode at a path; None where it is not known, as may be after a crash."""
@@ -122,20 +124,20 @@ class Before:
 
     def more(self) -> bytes:
         """What the log is to have besides the commit."""
-        left = {path: astuple(one) for path, one in self.left.items()}
+        left = {path: astuple(one) for path, one in self.excluded.items()}
         return json.dumps([left, attributes_json(self.attributes), self.room]).encode()
 
-    def with_more(self, more: bytes) -> Before:
+    def with_more(self, more: bytes) -> ScanCommit:
         """With what `more` gave."""
         left, attributes, self.room = json.loads(more)
-        self.left = {path: ExcludedFile(*row) for path, row in left.items()}
+        self.excluded = {path: ExcludedFile(*row) for path, row in left.items()}
         self.attributes = attributes_from_json(attributes)
         return self
 
 
 @dataclass(slots=True)
 class After:
-    """What differs from `Before`, and the stamps of what is there now."""
+    """What differs from `ScanCommit`, and the stamps of what is there now."""
 
     found: ScanResult
     differing: Sequence[Difference]
@@ -149,7 +151,7 @@ class After:
 class Base:
     """The tree to which an opaque call goes back."""
 
-    before: Before
+    before: ScanCommit
     seen: tuple[int, After] | None = None
     """What the last look at the tree found, with the version of the workspace that was looked at."""
     tried: set[str] | None = None

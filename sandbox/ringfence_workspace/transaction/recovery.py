@@ -27,7 +27,7 @@ from ringfence_workspace.transaction.changes import (
     states_inside,
 )
 from ringfence_workspace.transaction.heartbeat import RUNS, STAMP
-from ringfence_workspace.transaction.hold import DirectoryTimes, Hold, Holding, describe_unknown
+from ringfence_workspace.transaction.hold import DirectoryTimes, HoldDirectory, HoldHandle, describe_unknown
 from ringfence_workspace.transaction.interrupted_calls import KilledCall, note_killed
 from ringfence_workspace.transaction.opaque_calls import OpaqueCalls
 from ringfence_workspace.transaction.records import last_slot
@@ -80,7 +80,7 @@ class Recovery:
         self._store = os.path.dirname(kept)
         self._stamp = os.path.join(self._store, STAMP)
         self._notes = [log.cut] if log.cut is not None else []
-        self._held: Holding | None = None
+        self._held: HoldDirectory | None = None
 
     def run(self) -> Recovered | None:
         """Bring the tree to the state before the open call, or after it where it was committed.
@@ -193,7 +193,7 @@ class Recovery:
         restore = Restore(
             self._files,
             self._renames,
-            Hold(self._held, self._make_holding),
+            HoldHandle(self._held, self._make_holding),
             times,
             thorough=True,
             from_history=self._history.remake,
@@ -219,12 +219,12 @@ class Recovery:
             there = self._files.look(name)
             if there is not None or any(not epoch.is_empty for epoch in self._replay.epochs):
                 was_removed = there is None or not stat.S_ISDIR(there.st_mode)
-                self._held = Holding.found(self._files, name, last_slot(self._replay.epochs))
+                self._held = HoldDirectory.found(self._files, name, last_slot(self._replay.epochs))
         return was_removed
 
-    def _make_holding(self) -> Holding:
+    def _make_holding(self) -> HoldDirectory:
         if self._held is None:
-            self._held = Holding.make(self._files, self._write, self._store)
+            self._held = HoldDirectory.make(self._files, self._write, self._store)
             self._replay.holdings.append(self._held.name)
         return self._held
 
@@ -275,7 +275,7 @@ class Recovery:
                 more,
                 self._replay.kept,
                 self._stamp,
-                Hold(self._held, self._make_holding),
+                HoldHandle(self._held, self._make_holding),
                 self._log.note,
                 tool=tool,
                 call_id=call_id,
@@ -322,7 +322,7 @@ class Recovery:
             found = self._files.look(name)
             if found is not None and stat.S_ISDIR(found.st_mode):
                 with suppress(OSError):
-                    holding = Holding(self._files, name)
+                    holding = HoldDirectory(self._files, name)
                     if not holding.inodes():
                         holding.remove(self._log.note)
                         continue
@@ -349,7 +349,7 @@ class Recovery:
             words = "in the root is not the directory any more in which displaced files waited: remove it"
             self._notes.append(f"{name} {words}")
             return []
-        return Holding.found(self._files, name, -1).remove(self._log.note)
+        return HoldDirectory.found(self._files, name, -1).remove(self._log.note)
 
 
 def _with_advice(error: OSError) -> OSError:

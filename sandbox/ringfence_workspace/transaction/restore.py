@@ -39,7 +39,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeGuard
 
 from ringfence.filesystem.paths import directories_above
-from ringfence_workspace.transaction.hold import ChangedDirectory, DirectoryTimes, Hold, Holding
+from ringfence_workspace.transaction.hold import ChangedDirectory, DirectoryTimes, HoldDirectory, HoldHandle
 from ringfence_workspace.transaction.records import DirectoryMove, Epoch, UndoRecord, is_below, rebased
 from ringfence_workspace.tree.confined import UNREACHABLE, Confined, read_file
 from ringfence_workspace.tree.kernel import Renames, failpoint, lstat, set_mode
@@ -57,7 +57,7 @@ _IN_THE_WAY = UNREACHABLE | {errno.EEXIST, errno.ENOTEMPTY, errno.EXDEV, errno.E
 """Errors of the system that mean: somebody else has put something at the path, or above it, or it is a file that nobody
 may replace, such as one that may only be added to (``chattr +a``)."""
 
-FromHistory = Callable[[str, State, Holding], int | None]
+FromHistory = Callable[[str, State, HoldDirectory], int | None]
 """Makes the file that a path had as the history has it, in a slot of the hold; None where it has another, or none."""
 Make = Callable[[str, Callable[[str], bool]], int | None]
 """Makes the file that a path is to have, and returns its slot in the hold; None: it cannot be made. The second argument
@@ -110,7 +110,7 @@ class Restore:
         self,
         files: Confined,
         renames: Renames,
-        hold: Hold,
+        hold: HoldHandle,
         times: DirectoryTimes,
         *,
         thorough: bool = False,
@@ -649,7 +649,7 @@ def is_full(error: BaseException | None) -> TypeGuard[OSError]:
     )
 
 
-def keep_conflicts(holding: Holding, report: RestoreReport, directory: str) -> list[str]:
+def keep_conflicts(holding: HoldDirectory, report: RestoreReport, directory: str) -> list[str]:
     """Copy what conflicts keep from their paths to where it can be looked at, and what a program has written into a
     file that the call had displaced; where that is, in words."""
     late = {(path, place) for place, path in holding.written().items() if path in report.conflicts}
@@ -667,7 +667,7 @@ def keep_conflicts(holding: Holding, report: RestoreReport, directory: str) -> l
     return notes
 
 
-def keep_written(holding: Holding, directory: str) -> None:
+def keep_written(holding: HoldDirectory, directory: str) -> None:
     """Copy what nobody would ever see otherwise to where it can be looked at, and say so in the log."""
     try:
         for place, path in holding.written().items():

@@ -26,7 +26,14 @@ from ringfence_workspace.history.store import Store
 from ringfence_workspace.history.trees import walk
 from ringfence_workspace.transaction.aborted_calls import keep_commit
 from ringfence_workspace.transaction.changes import ScannedFiles, noting_failure
-from ringfence_workspace.transaction.opaque_states import SEPARATE, Aborted, After, Before, ExcludedFile, is_only_time
+from ringfence_workspace.transaction.opaque_states import (
+    SEPARATE,
+    Aborted,
+    After,
+    ExcludedFile,
+    ScanCommit,
+    is_only_time,
+)
 from ringfence_workspace.transaction.step_history import StepHistory
 from ringfence_workspace.transaction.step_states import all_above
 from ringfence_workspace.tree.confined import Confined, open_file, sha256_of
@@ -55,7 +62,7 @@ class Scans:
     def store(self) -> Store:
         return self.history.store
 
-    def before(self, *, outermost: bool) -> Before:
+    def before(self, *, outermost: bool) -> ScanCommit:
         """Look at the tree and store all of it.
 
         Where the call is ``outermost``, what differs from the newest commit is somebody else's, and becomes a commit.
@@ -71,7 +78,7 @@ class Scans:
         commit, prepared = (tip, None) if outermost else self._prepare(tip, found, left)
         history.stand_for(commit)
         room = free_bytes(store.folder) // 4
-        return Before(commit, prepared, history.known(commit), found.stamps, left, history.attributes, room)
+        return ScanCommit(commit, prepared, history.known(commit), found.stamps, left, history.attributes, room)
 
     def _prepare(
         self, tip: str, found: ScanResult, left: Mapping[str, ExcludedFile]
@@ -97,13 +104,13 @@ class Scans:
         mode = -1 if here is None or reason in SEPARATE else here.st_mode
         return ExcludedFile(reason, *(stamp[:3] if stamp is not None else (0, 0, 0)), mode)
 
-    def recovered(self, commit: str, more: bytes) -> tuple[Before, After]:
+    def recovered(self, commit: str, more: bytes) -> tuple[ScanCommit, After]:
         """What `before` gave to a process that was killed, and a look at the tree. LookupError where the store does not
         have it."""
-        before = Before(commit, self._as_prepared(commit), self.history.known(commit)).with_more(more)
+        before = ScanCommit(commit, self._as_prepared(commit), self.history.known(commit)).with_more(more)
         return before, self.after(before)
 
-    def after(self, before: Before) -> After:
+    def after(self, before: ScanCommit) -> After:
         """Look at the tree again. What is new is stored, up to a bound and while there is space.
 
         What was hidden before the call still is, and what has come to be hidden since is not stored either. A file that
@@ -119,7 +126,7 @@ class Scans:
         self.history.stand_for(before.commit, [*differing, *(Difference(path, None, None) for path in found.excluded)])
         return After(found, differing)
 
-    def _hides_since(self, before: Before) -> Hides:
+    def _hides_since(self, before: ScanCommit) -> Hides:
         """Whether something was hidden before a call, by its path or by its inode, or has come to be hidden since."""
         left, tree = before.hidden, self.history.hidden
         by_inode = {one.inode: one for one in left.values()}
@@ -143,7 +150,7 @@ class Scans:
             with suppress(PermissionError):  # somebody else's: it stays as it is
                 os.fchmod(self._files.root, mode | _LOOKING)
 
-    def made_readable(self, before: Before, after: After) -> tuple[After, dict[str, int]]:
+    def made_readable(self, before: ScanCommit, after: After) -> tuple[After, dict[str, int]]:
         """Look again, where a call took away the permission to; the ctimes of what permission was given to."""
         opened: dict[str, int] = {}
         while new := [
@@ -160,7 +167,7 @@ class Scans:
             after = self.after(before)
         return after, opened
 
-    def disarmed(self, before: Before, after: After) -> After:
+    def disarmed(self, before: ScanCommit, after: After) -> After:
         """A program that runs as its owner, and has other bytes now, runs so no more. A write takes that bit away by
         itself; one through a shared mapping does not."""
         armed = {old.oid for _, old, _ in after.differing if _runs_as_owner(old)}
@@ -172,10 +179,12 @@ class Scans:
                     set_mode(at, name, stat.S_IMODE(mode) & ~stat.S_ISUID)
         return self.after(before) if changed else after
 
-    def _differing(self, before: Before, found: ScanResult) -> Iterator[Difference]:
+    def _differing(self, before: ScanCommit, found: ScanResult) -> Iterator[Difference]:
         states, commit = self.store.states, before.commit
         for path, now in found.changes.items():
-            if path in before.left or self._went_before(before, path):  # what the commit has of it is from before that
+            if path in before.excluded or self._went_before(
+                before, path
+            ):  # what the commit has of it is from before that
                 if now is not None:
                     yield Difference(path, None, now)
                 continue
@@ -187,18 +196,18 @@ class Scans:
                     if name != path and not self._went_before(before, name):
                         yield Difference(name, entry, None)
 
-    def _of_other_attributes(self, before: Before, found: ScanResult, known: Set[str]) -> Iterator[Difference]:
+    def _of_other_attributes(self, before: ScanCommit, found: ScanResult, known: Set[str]) -> Iterator[Difference]:
         """What has other extended attributes, and else is as it was: no commit has them, and a rollback restores them.
         ``known`` are the paths that differ anyway."""
         were, are = before.attributes, self.history.attributes
-        for path in sorted((were.keys() | are.keys()) - known - before.left.keys() - found.excluded.keys()):
+        for path in sorted((were.keys() | are.keys()) - known - before.excluded.keys() - found.excluded.keys()):
             # What is in a directory that could not be read is not known.
             if were.get(path) != are.get(path) and found.excluded.keys().isdisjoint(directories_above(path)):
                 entry = self.store.states.entry(before.commit, path)
                 if entry is not None:
                     yield Difference(path, entry, entry)
 
-    def _without_outer_names(self, before: Before, differing: Sequence[Difference]) -> Sequence[Difference]:
+    def _without_outer_names(self, before: ScanCommit, differing: Sequence[Difference]) -> Sequence[Difference]:
         """Without files that have only lost or got a name outside of the tree, or in the hold."""
 
         def link_of(old: Entry | None, now: Entry | None) -> int | None:
@@ -218,35 +227,35 @@ class Scans:
 
         return [item for item, link in zip(differing, links, strict=True) if not is_alone(item, link)]
 
-    def _went_before(self, before: Before, path: str) -> bool:
+    def _went_before(self, before: ScanCommit, path: str) -> bool:
         """Whether what the commit has of a path had gone before the call: it was in a directory, in the place of which
         came something that no scan took in, and that in the call went, too."""
-        for above in all_above([path]) if before.left else ():
-            left = before.left.get(above)
+        for above in all_above([path]) if before.excluded else ():
+            left = before.excluded.get(above)
             if left is not None:
                 here = self._look(above)
                 if here is None or not left.is_at(here):
                     return True
         return False
 
-    def changes(self, before: Before, after: After) -> list[Change]:
+    def changes(self, before: ScanCommit, after: After) -> list[Change]:
         """What a call changed, by path: bytes, kinds, permission bits and link targets."""
         found: dict[str, Change] = {}
         for item in after.differing:
             path = item.path
-            if path not in before.left and item.changes_content:
+            if path not in before.excluded and item.changes_content:
                 now = self._version(item.after, after.stamps.get(path))
                 found[path] = Change(path, self._version(item.before, None), now)
-        for path in after.found.excluded.keys() - before.left.keys():
+        for path in after.found.excluded.keys() - before.excluded.keys():
             was = found[path].before if path in found else None
             found[path] = Change(path, was, self._unread(path))
         found |= {change.path: change for change in self._changes_not_covered(before, after)}
         return [found[path] for path in sorted(found) if not self._files.is_reserved(path)]
 
-    def _changes_not_covered(self, before: Before, after: After) -> Iterator[Change]:
+    def _changes_not_covered(self, before: ScanCommit, after: After) -> Iterator[Change]:
         """The changes of what was there before and no scan covered."""
-        read = {path: now for path, _, now in after.differing if path in before.left and now is not None}
-        for path, left in before.left.items():
+        read = {path: now for path, _, now in after.differing if path in before.excluded and now is not None}
+        for path, left in before.excluded.items():
             here = self._look(path)
             if here is not None and left.reason == LINKED_WORKTREE and left.is_at(here):
                 continue  # what is changed in it is no change of this workspace
@@ -256,7 +265,7 @@ class Scans:
                 now = self._version(read[path], after.stamps.get(path)) if path in read else self._unread(path)
                 yield Change(path, was, now)
 
-    def refreshed_indexes(self, before: Before, after: After) -> Set[str]:
+    def refreshed_indexes(self, before: ScanCommit, after: After) -> Set[str]:
         """The indexes of git in which a call changed nothing but the stat data of files, and caches.
 
         `git status` does that, and `git describe --dirty`."""
@@ -292,7 +301,7 @@ class Scans:
             assert entry is not None
             return FileVersion(entry.kind, entry.meta.mode, stamp[1] if stamp is not None else 0)
 
-    def scanned(self, before: Before, after: After, changes: Sequence[Change]) -> ScannedFiles:
+    def scanned(self, before: ScanCommit, after: After, changes: Sequence[Change]) -> ScannedFiles:
         """The call as a history records it; what was too much to be stored so far is stored now."""
         states: dict[str, Entry | None] = {
             path: state for path, state in after.found.known().items() if not self._files.is_reserved(path)
@@ -324,7 +333,7 @@ class Scans:
 
     # What is taken back.
 
-    def keep(self, before: Before, after: After, taken: Iterable[str], *, tool: str, call_id: str) -> Aborted:
+    def keep(self, before: ScanCommit, after: After, taken: Iterable[str], *, tool: str, call_id: str) -> Aborted:
         """Keep what is about to be taken away at these paths, under a name. Never fails: what could not be is said."""
         taken = {path for path in taken if not self._files.is_reserved(path)}
         above = set(all_above(taken))
@@ -358,7 +367,7 @@ class Scans:
         """What `keep` gave to a process that was killed."""
         return Aborted(commit, next((name for name, kept in self.store.kept().items() if kept == commit), None))
 
-    def kept_states(self, before: Before, commit: str | None) -> dict[str, Entry]:
+    def kept_states(self, before: ScanCommit, commit: str | None) -> dict[str, Entry]:
         """What a kept commit has of the paths that a call had changed."""
         if commit is None:
             return {}
@@ -390,10 +399,10 @@ class Scans:
             os.close(descriptor)
 
 
-def _separates_since(before: Before) -> Separates:
+def _separates_since(before: ScanCommit) -> Separates:
     """Whether a directory was a linked worktree before a call, or has come to be one that somebody has open. Any other
     new one is the call's work: policies see what is in it, and a rollback removes it."""
-    left = {path: one for path, one in before.left.items() if one.reason == LINKED_WORKTREE}
+    left = {path: one for path, one in before.excluded.items() if one.reason == LINKED_WORKTREE}
     inodes = {one.inode for one in left.values()}
 
     def separates(directory: int, path: str, status: os.stat_result, is_linked: bool) -> bool:

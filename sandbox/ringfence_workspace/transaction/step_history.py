@@ -30,7 +30,7 @@ from ringfence_workspace.history.stat_cache import Attributes, Stamp, StatCache
 from ringfence_workspace.history.store import Store
 from ringfence_workspace.transaction.aborted_calls import keep_typed
 from ringfence_workspace.transaction.changes import History, RolledBackCall, ScannedFiles, TypedChanges
-from ringfence_workspace.transaction.hold import Holding
+from ringfence_workspace.transaction.hold import HoldDirectory
 from ringfence_workspace.transaction.step_states import Differing
 from ringfence_workspace.tree.confined import Confined, Looks
 from ringfence_workspace.tree.hidden_tree import HiddenTree
@@ -148,7 +148,7 @@ class StepHistory(History):
     def damage(self) -> Sequence[str]:
         return () if self.store.damage is None else [self.store.damage]
 
-    def remake(self, path: str, before: State, holding: Holding) -> int | None:
+    def remake(self, path: str, before: State, holding: HoldDirectory) -> int | None:
         tip = self.store.tip
         entry = self.store.states.entry(tip, path) if tip is not None else None
         if entry is None or entry.oid is None or (entry.kind, entry.meta.mtime_ns) != (before.kind, before.mtime_ns):

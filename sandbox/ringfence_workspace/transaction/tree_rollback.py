@@ -14,8 +14,8 @@ from ringfence.filesystem.paths import directories_above
 from ringfence_workspace.history.entries import Difference, Entry, apply_metadata, blob_id, is_directory
 from ringfence_workspace.history.stat_cache import Stamp, attributes_of, stamp_of
 from ringfence_workspace.history.states import CommitStates
-from ringfence_workspace.transaction.hold import DirectoryTimes, Hold
-from ringfence_workspace.transaction.opaque_states import SEPARATE, After, Before, ExcludedFile
+from ringfence_workspace.transaction.hold import DirectoryTimes, HoldHandle
+from ringfence_workspace.transaction.opaque_states import SEPARATE, After, ExcludedFile, ScanCommit
 from ringfence_workspace.transaction.records import Epoch, UndoRecord
 from ringfence_workspace.transaction.restore import Restore, RestoreReport
 from ringfence_workspace.tree.confined import Confined
@@ -39,9 +39,9 @@ class TreeRollback:
         self,
         files: Confined,
         renames: Renames,
-        hold: Hold,
+        hold: HoldHandle,
         states: CommitStates,
-        before: Before,
+        before: ScanCommit,
         after: After,
         judge: Judge,
         hidden: HiddenTree | None,
@@ -91,7 +91,7 @@ class TreeRollback:
         """Whether something was there before, at another path, and no scan covered it; or is hidden and was not there,
         or is what was hidden at a path for which somebody has saved something else; or is a new linked worktree."""
         reason, here = self._after.found.excluded[path], self._files.look(path)
-        left = self.before.left.get(path)
+        left = self.before.excluded.get(path)
         if reason == LINKED_WORKTREE:
             return here is not None and (left is None or not left.is_at(here))
         if reason == "hidden" and left is None:
@@ -122,9 +122,9 @@ class TreeRollback:
         known = {item.path for item in self._after.differing}
         yield from self._after.differing
         for path in self._after.found.excluded:
-            if path not in known and path not in self.before.left:
+            if path not in known and path not in self.before.excluded:
                 yield Difference(path, None, None)
-        for path, left in self.before.left.items():
+        for path, left in self.before.excluded.items():
             here = self._files.look(path)
             if path not in known and here is not None and not left.is_at(here):
                 if left.reason == "hidden" and self._is_saved_anew(path, left):
@@ -141,7 +141,7 @@ class TreeRollback:
 
     def _was_left_out(self, path: str, here: os.stat_result | None) -> bool:
         """Whether it is, or is in, something that was there before and that no scan took in; or is just as it was."""
-        left = self.before.left
+        left = self.before.excluded
         if path in left:
             return here is None or left[path].is_at(here)
         if path in self._after.found.excluded and here is not None and self._stamp_before(path) == stamp_of(here):
@@ -176,9 +176,9 @@ class TreeRollback:
         self._restore.whole = {path for path in self.items if path in self._after.found.excluded}
         bodies = self._bodies()
         records = {path: self._record(item, bodies.get(path, 0)) for path, item in self.items.items()}
-        for path in bodies.keys() & self.before.left.keys():
+        for path in bodies.keys() & self.before.excluded.keys():
             there = records.get(path, UndoRecord(path, None, [None]))
-            records[path] = UndoRecord(path, _state_of(self.before.left[path]), there.afters)
+            records[path] = UndoRecord(path, _state_of(self.before.excluded[path]), there.afters)
         for path in {above for one in records for above in ("", *directories_above(one))} - records.keys():
             found, wanted = self._files.look(path), self._states.entry(self.before.commit, path)
             if found is not None and stat.S_ISDIR(found.st_mode) and is_directory(wanted):
@@ -186,7 +186,7 @@ class TreeRollback:
         report = self._restore.run([Epoch(records)])
         if report.errors:
             raise report.errors[0]
-        for path in sorted(bodies.keys() & self.before.left.keys() - report.conflicts):
+        for path in sorted(bodies.keys() & self.before.excluded.keys() - report.conflicts):
             self._note(f"{path} is back in its place")
         self._note_not_covered()
         return report
@@ -217,7 +217,7 @@ class TreeRollback:
             inode = self.before.inode(path)
             if wanted is not None and inode is not None and self._is_elsewhere(path, wanted, inode, at):
                 found[path] = inode
-        for path, left in self.before.left.items():
+        for path, left in self.before.excluded.items():
             if self._comes_back(path, left, at):
                 found[path] = left.inode
         self._restore.held = {inode: held[inode] for inode in held.keys() & {*found.values()}}
@@ -274,7 +274,7 @@ class TreeRollback:
 
     def _make(self, path: str, in_place: Callable[[str], bool]) -> int | None:
         """The slot of a file or link that is made for a path; None where nobody has what it was."""
-        if path in self.before.left:  # somebody has taken it from where it was held
+        if path in self.before.excluded:  # somebody has taken it from where it was held
             return None
         wanted = self.items[path].before
         assert wanted is not None, "it was there"
@@ -311,7 +311,7 @@ class TreeRollback:
         """Give what is at a path its owner, permission bits, time and extended attributes."""
         found = self._files.look(path)
         assert found is not None, "it is there"
-        if path in self.before.left:
+        if path in self.before.excluded:
             return
         wanted = self.items[path].before if path in self.items else self._states.entry(self.before.commit, path)
         if wanted is None or wanted.kind != kind_of(found.st_mode):
@@ -351,7 +351,7 @@ class TreeRollback:
 
     def _note_not_covered(self) -> None:
         """One line for each path that no scan covered and that is not as before."""
-        for path, left in sorted(self.before.left.items()):
+        for path, left in sorted(self.before.excluded.items()):
             here = self._files.look(path)
             is_told = path in self._report.moved or path in self._report.displaced
             if not is_told and (here is None or not left.is_as_before(here)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ringfence_workspace.transaction.call_log import CallLog
 from ringfence_workspace.transaction.changes import Written, states_inside
-from ringfence_workspace.transaction.hold import DirectoryTimes, Hold, Holding
+from ringfence_workspace.transaction.hold import DirectoryTimes, HoldDirectory, HoldHandle
 from ringfence_workspace.transaction.read_set import ReadSet
 from ringfence_workspace.transaction.records import DirectoryMove, Epoch, UndoRecord, is_below
 from ringfence_workspace.transaction.restore import Restore, RestoreReport
@@ -80,7 +80,7 @@ class UndoLog:
         self.times.changed = self._keep_time
         self.read_set = ReadSet(files)
         self.written = Written()
-        self.held: Holding | None = None
+        self.held: HoldDirectory | None = None
         self.epochs: list[Epoch] = [Epoch()]
         self.version = 0
         """Grows with every change: what was found out about an earlier one does not hold."""
@@ -92,18 +92,18 @@ class UndoLog:
         self._store = store
 
     @property
-    def holding(self) -> Holding:
+    def holding(self) -> HoldDirectory:
         """The directory of displaced files, made if there is none."""
         if self.read_set.unsure:
             self.find_holding()
         if self.held is None:
-            self.held = Holding.make(self.files, self.log.write, self._store)
+            self.held = HoldDirectory.make(self.files, self.log.write, self._store)
             self.log.name_hold(self.held.name)
         return self.held
 
     @property
-    def hold(self) -> Hold:
-        return Hold(self.held, lambda: self.holding)
+    def hold(self) -> HoldHandle:
+        return HoldHandle(self.held, lambda: self.holding)
 
     def find_holding(self) -> None:
         """A command may have taken the holding directory away; what was in it comes from the store."""
