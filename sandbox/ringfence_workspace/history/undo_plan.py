@@ -140,7 +140,7 @@ class Planner:
                 plan.keep(path, f"what it is now is not in the history ({tip.why(path)})")
         others = {path for one in later if one.number is None for path in self._store.step_of(one).paths}
         reached = not later or later[-1].parent == record.commit
-        _Restore(plan, tip, self._changed_by([record]), others, reached=reached).run(wanted)
+        _RestorePlanner(plan, tip, self._changed_by([record]), others, reached=reached).run(wanted)
         by_others = self._git_changes([one for one in later if one.number is None])
         # Where the whole `.git` is gone, nothing is left to break.
         plan.hold_git({place for _, place in by_others if states.entry(self._tip, place) is not None})
@@ -241,7 +241,7 @@ def _refreshed(states: CommitStates, path: str, one: Entry | None, other: Entry 
     return has_same_entries(states.content(one.oid), states.content(other.oid))
 
 
-class _Restore:
+class _RestorePlanner:
     """Adds to a plan how to be as at a commit. ``changed_by`` has the paths that later steps changed, ``others`` those
     that somebody else did. ``reached`` says whether the history has all that came since."""
 
