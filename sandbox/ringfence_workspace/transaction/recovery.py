@@ -105,12 +105,7 @@ class Recovery:
             self._files.reserve(name)
         self._log.busy = replay.call is not None
         self._mend_root_times()
-        recovered = None
-        if not replay.committed and (replay.call or replay.unclear) is not None:
-            for process in replay.processes:
-                process.end()
-        if replay.call is not None and not replay.committed:
-            recovered = self._roll_back(replay.call)
+        recovered = self._roll_back_open_call()
         self._remove_unknown_holdings()
         left = [note for name in replay.holdings for note in self._drop(name)]
         self._notes += left
@@ -129,6 +124,14 @@ class Recovery:
             recovered = replace(recovered, notes=tuple(self._notes))
         self._end_call(recovered, is_needed=bool(left))
         return recovered
+
+    def _roll_back_open_call(self) -> Recovered | None:
+        replay = self._replay
+        if replay.committed or (replay.call or replay.unclear) is None:
+            return None
+        for process in replay.processes:
+            process.end()
+        return self._roll_back(replay.call) if replay.call is not None else None
 
     def _end_call(self, recovered: Recovered | None, *, is_needed: bool) -> None:
         """The last of a recovery: nothing is to be done at the next opening."""
