@@ -19,7 +19,7 @@ from measure import Row, Spread, report, scratch_directory
 
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence_batch import AttemptEnded, Batch, BatchTask, Engine, Ledger, TaskResult
-from ringfence_batch.engine import Request
+from ringfence_batch.engine import AttemptRequest
 from ringfence_batch.local import LocalEngine
 from ringfence_batch.sources import copy_source
 from ringfence_tools.runs.agent_run import AgentTask, run_agent
@@ -123,7 +123,7 @@ class NoWork:
         self._ledger = ledger
         self._begun: list[str] = []
 
-    def start(self, request: Request) -> None:
+    def start(self, request: AttemptRequest) -> None:
         self._begun.append(request.id)
 
     def poll(self, seconds: float) -> Sequence[AttemptEnded]:
@@ -200,7 +200,7 @@ def on_ray(tasks: Tasks) -> Row:
                 engine.poll(1)
 
             def attempt() -> None:
-                engine.start(Request("t0", is_last=True))
+                engine.start(AttemptRequest("t0", is_last=True))
                 while not engine.poll(1):
                     pass
 

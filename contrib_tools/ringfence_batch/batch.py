@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
-from ringfence_batch.engine import AttemptEnded, Engine, Request
+from ringfence_batch.engine import AttemptEnded, AttemptRequest, Engine
 from ringfence_batch.ledger import MIN_FREE_BYTES, DamagedFileError, Ledger, Outcome, TaskResult, check_room
 from ringfence_batch.local import LocalEngine
 from ringfence_batch.summary import Summary, write_summary
@@ -108,7 +108,7 @@ class Batch:
         with self.ledger.driving():
             engine = engine or LocalEngine(self.ledger.out, jobs or os.cpu_count() or 1)
             try:
-                limits = Request("", is_last=False, deadline=task_deadline, grace_seconds=grace_seconds)
+                limits = AttemptRequest("", is_last=False, deadline=task_deadline, grace_seconds=grace_seconds)
                 return _Driver(self.ledger, engine, self._retries, limits, show or (lambda progress: None)).run()
             finally:
                 engine.close()
@@ -122,7 +122,7 @@ class _Driver:
         ledger: Ledger,
         engine: Engine,
         retries: int,
-        limits: Request,
+        limits: AttemptRequest,
         show: Callable[[Progress], None],
     ) -> None:
         self._ledger, self._engine, self._retries, self._show = ledger, engine, retries, show

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AttemptRequest:
     """What a worker is asked for: an attempt at a task.
 
     ``is_last`` says that a failure of the infrastructure is to be the task's result. ``deadline`` is the most seconds
@@ -40,7 +40,7 @@ class Engine(Protocol):
     slots: int
     """How many attempts run at once. A `poll` may change it."""
 
-    def start(self, request: Request) -> None:
+    def start(self, request: AttemptRequest) -> None:
         """Begin an attempt in a free slot."""
         ...
 

@@ -190,7 +190,7 @@ class Ledger:
         if not self.is_driven():
             return ()
         try:
-            return serde.parse(_Running, (self.out / "running.json").read_bytes()).ids
+            return serde.parse(_RunningTasks, (self.out / "running.json").read_bytes()).ids
         except (OSError, ValueError, RecursionError):
             return ()
 
@@ -318,7 +318,7 @@ def check_room(out: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _RunningTasks:
     ids: tuple[str, ...]
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from ringfence_batch.engine import AttemptEnded, Request
+from ringfence_batch.engine import AttemptEnded, AttemptRequest
 from ringfence_batch.ledger import LedgerError
 from ringfence_batch.worker import PATIENCE_SECONDS, reap
 from ringfence_tools.printable import why
@@ -53,7 +53,7 @@ class _Worker:
         assert self.process.stdout is not None
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
 
-    def send(self, request: Request) -> None:
+    def send(self, request: AttemptRequest) -> None:
         self.task_id = request.id
         self.stdin.write(json.dumps(asdict(request)).encode() + b"\n")
         self.stdin.flush()
@@ -81,7 +81,7 @@ class LocalEngine:
         self._workers: list[_Worker] = []
         reap(self._scratch)
 
-    def start(self, request: Request) -> None:
+    def start(self, request: AttemptRequest) -> None:
         worker = next((worker for worker in self._workers if not worker.task_id), None)
         if worker is None:
             worker = _Worker(self._out, self._scratch, self._out / "workers.log")

@@ -14,7 +14,7 @@ from time import monotonic, sleep
 from typing import Any, cast
 
 from ringfence.extras import missing
-from ringfence_batch.engine import AttemptEnded, Request
+from ringfence_batch.engine import AttemptEnded, AttemptRequest
 from ringfence_batch.ledger import Ledger, LedgerError, check_filesystem
 from ringfence_batch.local import LocalEngine
 from ringfence_batch.sources import SourceError, local_source, pack_source
@@ -72,7 +72,7 @@ class RayEngine:
         needs: dict[str, Any] = {"resources": {RESOURCE: 1}, "num_cpus": 0} if self._unit == RESOURCE else {}
         self._actor = ray.remote(**({"num_cpus": 1} | needs), max_concurrency=2)(_Slot)
 
-    def start(self, request: Request) -> None:
+    def start(self, request: AttemptRequest) -> None:
         actor = self._free.pop()
         reference = actor.run.remote(replace(request, source=self._pack(request.id)))
         self._busy[reference] = (request.id, actor)
@@ -207,7 +207,7 @@ class _Slot:
         self._engine = self._engine or LocalEngine(self._out, 1)
         return ""
 
-    def run(self, request: Request) -> AttemptEnded:
+    def run(self, request: AttemptRequest) -> AttemptEnded:
         assert self._engine is not None
         self._engine.start(request)
         while True:

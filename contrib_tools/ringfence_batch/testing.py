@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from time import monotonic
 
-from ringfence_batch.engine import AttemptEnded, Engine, Request
+from ringfence_batch.engine import AttemptEnded, AttemptRequest, Engine
 from ringfence_batch.ledger import Ledger
 from ringfence_batch.task import BatchTask
 
@@ -53,7 +53,7 @@ class EngineContract:
         ledger = _ledger(tmp_path, ends=[END])
         with closing(self.engine(ledger.out, 1)) as engine:
             for _ in range(2):
-                _start(engine, Request("ends", is_last=False))
+                _start(engine, AttemptRequest("ends", is_last=False))
                 (ended,) = _ended(engine, 1)
                 assert (ended.id, ended.is_published, ended.is_lost) == ("ends", True, False)
         result = ledger.result("ends")
@@ -64,18 +64,18 @@ class EngineContract:
         ledger = _ledger(tmp_path, **{name: [_act(name), END] for name in ("waits", "waits-too")})
         with closing(self.engine(ledger.out, 2)) as engine:
             for running, name in enumerate(("waits", "waits-too")):
-                _start(engine, Request(name, is_last=False), running)
+                _start(engine, AttemptRequest(name, is_last=False), running)
             pids = [_pid(tmp_path, engine, name) for name in ("waits", "waits-too")]
         assert len(set(pids)) == 2
 
     def test_a_failure_of_the_infrastructure_is_a_result_at_the_last_attempt_only(self, tmp_path: Path) -> None:
         ledger = _ledger(tmp_path, fails=[_act("acts")])  # the script of the model ends too early
         with closing(self.engine(ledger.out, 1)) as engine:
-            _start(engine, Request("fails", is_last=False))
+            _start(engine, AttemptRequest("fails", is_last=False))
             (first,) = _ended(engine, 1)
             assert (first.outcome, first.is_published, first.is_lost) == ("infra-failed", False, False)
             assert ledger.result("fails") is None
-            _start(engine, Request("fails", is_last=True))
+            _start(engine, AttemptRequest("fails", is_last=True))
             assert _ended(engine, 1)[0].is_published
         result = ledger.result("fails")
         assert result is not None
@@ -84,17 +84,17 @@ class EngineContract:
     def test_an_attempt_whose_worker_dies_is_lost_and_its_slot_is_free_again(self, tmp_path: Path) -> None:
         ledger = _ledger(tmp_path, dies=[_act("dies"), END], ends=[END])
         with closing(self.engine(ledger.out, 1)) as engine:
-            _start(engine, Request("dies", is_last=True))
+            _start(engine, AttemptRequest("dies", is_last=True))
             (lost,) = _ended(engine, 1)
             assert (lost.id, lost.is_lost, lost.is_published) == ("dies", True, False)
-            _start(engine, Request("ends", is_last=False))
+            _start(engine, AttemptRequest("ends", is_last=False))
             assert _ended(engine, 1)[0].is_published
         assert ledger.result("dies") is None
 
     def test_a_cancelled_attempt_ends_with_its_processes(self, tmp_path: Path) -> None:
         ledger = _ledger(tmp_path, waits=[_act("waits"), END])
         with closing(self.engine(ledger.out, 1)) as engine:
-            _start(engine, Request("waits", is_last=False))
+            _start(engine, AttemptRequest("waits", is_last=False))
             pid = _pid(tmp_path, engine, "waits")
             engine.cancel("waits")
             assert _ended(engine, 1)[0].is_lost
@@ -104,7 +104,7 @@ class EngineContract:
     def test_close_ends_attempts(self, tmp_path: Path) -> None:
         ledger = _ledger(tmp_path, waits=[_act("waits"), END])
         with closing(self.engine(ledger.out, 1)) as engine:
-            _start(engine, Request("waits", is_last=False))
+            _start(engine, AttemptRequest("waits", is_last=False))
             pid = _pid(tmp_path, engine, "waits")
         assert not os.path.exists(f"/proc/{pid}")
         assert ledger.result("waits") is None
@@ -125,7 +125,7 @@ def _ledger(place: Path, **scripts: Sequence[Mapping[str, object]]) -> Ledger:
     return Ledger.create(place / "out", tasks)
 
 
-def _start(engine: Engine, request: Request, running: int = 0) -> None:
+def _start(engine: Engine, request: AttemptRequest, running: int = 0) -> None:
     """Start an attempt as a driver does: once there is a slot for it."""
     end = monotonic() + SECONDS
     while engine.slots <= running:

@@ -27,7 +27,7 @@ from ringfence.escapes import escape_path
 from ringfence.failures import describe_error
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.receipts import Receipt
-from ringfence_batch.engine import Request
+from ringfence_batch.engine import AttemptRequest
 from ringfence_batch.ledger import Attempt, Ledger, TaskResult
 from ringfence_batch.ledger import Outcome as TaskOutcome
 from ringfence_batch.sources import SourceError, copy_source, describe_left_out, local_source, unpack_source
@@ -67,14 +67,14 @@ _OUTCOMES: Mapping[str, TaskOutcome] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AttemptOutcome:
     """How an attempt ended. ``is_published`` is False for one that is to be tried again."""
 
     result: TaskResult
     is_published: bool
 
 
-def work(ledger: Ledger, request: Request, scratch: Path) -> Ended | None:
+def work(ledger: Ledger, request: AttemptRequest, scratch: Path) -> AttemptOutcome | None:
     """Make one attempt at a task, in a directory below `scratch`. None if the task has a result already.
 
     An interrupt, or the death of the process, leaves an attempt without a result. A run that has not ended
@@ -91,12 +91,12 @@ def work(ledger: Ledger, request: Request, scratch: Path) -> Ended | None:
     result = replace(result, attempt=attempt.number, worker=f"{socket.gethostname()}:{os.getpid()}")
     if result.outcome == "infra-failed" and not request.is_last:
         attempt.keep(result)
-        return Ended(result, False)
+        return AttemptOutcome(result, False)
     attempt.publish(result)
-    return Ended(result, True)
+    return AttemptOutcome(result, True)
 
 
-def _attempt(attempt: Attempt, place: Path, request: Request) -> TaskResult:
+def _attempt(attempt: Attempt, place: Path, request: AttemptRequest) -> TaskResult:
     task = attempt.task
     try:
         if request.source is not None:
@@ -116,7 +116,7 @@ def _attempt(attempt: Attempt, place: Path, request: Request) -> TaskResult:
         return _result(task, "infra-failed", describe_error(error))
 
 
-def _run(attempt: Attempt, place: Path, request: Request, stack: ExitStack) -> TaskResult:
+def _run(attempt: Attempt, place: Path, request: AttemptRequest, stack: ExitStack) -> TaskResult:
     task = attempt.task
     seconds = min(filter(None, (task.limits.seconds, request.deadline)), default=None)
     spec = _spec(task, place, seconds)
@@ -347,7 +347,7 @@ def main(out: str, scratch: str) -> None:
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
     ledger, place = Ledger(Path(out)), Path(scratch)
     while True:
-        request = Request(**json.loads(requests.get()))
+        request = AttemptRequest(**json.loads(requests.get()))
         ended = work(ledger, request, place)
         answer = {"id": request.id, "published": ended is None or ended.is_published}
         if ended is not None:

@@ -53,7 +53,7 @@ BOXES = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningCall:
     """A call that has not ended. ``timer`` prints its line where there is no terminal."""
 
     head: Text
@@ -73,7 +73,7 @@ class View(RunWatcher):
         self._plan: Plan | None = None
         self._running = False
         self._writing, self._writes = "", (0, 0)
-        self._calls: dict[str, _Running] = {}
+        self._calls: dict[str, _RunningCall] = {}
         terminal = stream.isatty()
         self._console = Console(file=stream, markup=False, emoji=False, highlight=False, soft_wrap=not terminal)
         self._live: Live | None = None
@@ -137,7 +137,9 @@ class View(RunWatcher):
         return self._console.width if self._live is not None else None
 
     def started(self, event: ToolCallStarted) -> None:
-        running = self._calls[event.call_id] = _Running(_head(event.name, event.arguments, self._width), monotonic())
+        running = self._calls[event.call_id] = _RunningCall(
+            _head(event.name, event.arguments, self._width), monotonic()
+        )
         if self._live is None:
             running.timer = Timer(SILENT_SECONDS, lambda: self._console.print(running.head.copy().append(" ...")))
             running.timer.daemon = True

@@ -23,7 +23,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MountedEntry:
     """A file with its bytes, a link with its target, or a directory."""
 
     content: bytes | str | None
@@ -48,7 +48,7 @@ class Contents:
         self._include = [compiled_glob(pattern) for pattern in include]
         self._exclude = [compiled_glob(pattern) for pattern in exclude]
         self._max_bytes = max_bytes
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, MountedEntry] = {}
         self.left_out: list[LeftOut] = []
         self.excluded = 0
         self.size = 0
@@ -70,7 +70,7 @@ class Contents:
     def leave_out(self, path: str, reason: str) -> None:
         self.left_out.append(LeftOut(path, reason))
 
-    def add(self, path: str, entry: Entry) -> None:
+    def add(self, path: str, entry: MountedEntry) -> None:
         self.entries[path] = entry
         if isinstance(entry.content, bytes):
             self.size += len(entry.content)
@@ -95,7 +95,7 @@ class Contents:
             elif not self._include or (path and _any_matches(self._include, path, is_directory=True)):
                 wanted.update((path, *directories_above(path)))
         kept = {path: entry for path, entry in self.entries.items() if not entry.is_directory or path in wanted}
-        self.entries = dict.fromkeys(wanted, Entry(None)) | kept
+        self.entries = dict.fromkeys(wanted, MountedEntry(None)) | kept
 
 
 def _any_matches(globs: Sequence[Glob], path: str, *, is_directory: bool) -> bool:

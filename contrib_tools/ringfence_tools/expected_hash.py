@@ -17,7 +17,7 @@ from ringfence.runtime.context import ToolContext, ToolHandler
 from ringfence.runtime.policy import ALLOW, BasePolicy, Hook, PolicyDecision
 from ringfence.runtime.tool import Tool
 from ringfence.session.tool_result import ToolResult
-from ringfence_tools.files import FileText, Move, ReadFile, Remove, WriteFile
+from ringfence_tools.files import FileText, MoveParams, ReadFile, Remove, WriteFile
 
 HASH_CHARACTERS = 16
 """What `read_file` prints of a sha256 in hex. A call may name more of it."""
@@ -39,7 +39,7 @@ class WriteExpected(WriteFile):
 
 
 @dataclass(frozen=True, slots=True)
-class MoveExpected(Move):
+class MoveExpected(MoveParams):
     expected: str = _expected("If target exists: what read_file gave.")
 
 
@@ -189,7 +189,7 @@ def _named(params: Any) -> str:
     """The path that a call replaces or removes."""
     if isinstance(params, WriteFile):
         return params.file_path
-    return params.target if isinstance(params, Move) else params.path
+    return params.target if isinstance(params, MoveParams) else params.path
 
 
 def _matches(expected: str, content_hash: str, tool: Tool[Any, Any]) -> bool:

@@ -62,7 +62,7 @@ class FileInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class DirectoryListing:
     path: str
     entries: tuple[FileInfo, ...]
     left_out: int = 0
@@ -182,7 +182,7 @@ class EditedFile(Unrendered):
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class MoveParams:
     source: str
     target: str = field(metadata={"description": "The new path, name included. A file there is replaced."})
 
@@ -216,7 +216,7 @@ class RemovedFiles(Unrendered):
 class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
     """The handlers of the nine tools, each named as its tool."""
 
-    def ls(self, params: ListDirectory, *, context: ToolContext) -> ToolResult[Listing]:
+    def ls(self, params: ListDirectory, *, context: ToolContext) -> ToolResult[DirectoryListing]:
         filesystem, path = self._open(context, params.path)
         try:
             found = filesystem.list(path)
@@ -224,7 +224,7 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
             raise explain(error, filesystem, path, ": read it with read_file") from None
         entries = tuple(_file_info(filesystem, entry) for entry in found[:MAX_LISTED])
         directories = sum(entry.is_directory for entry in found)
-        listing = Listing(display_path(path), entries, left_out=len(found) - len(entries))
+        listing = DirectoryListing(display_path(path), entries, left_out=len(found) - len(entries))
         counts = f"{plural(directories, 'directory')}, {plural(len(found) - directories, 'file')}"
         return ToolResult.ok(listing, f"{listing.path}: {counts}")
 
@@ -286,7 +286,7 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
         places = f"line {lines}" if edit.count == 1 else f"{edit.count:,} places, at lines {lines}"
         return ToolResult.ok(EditedFile(shown, edit.count, edit.lines[:MAX_LISTED]), f"edited {shown}: {places}")
 
-    def move(self, params: Move, *, context: ToolContext) -> ToolResult[MovedFile]:
+    def move(self, params: MoveParams, *, context: ToolContext) -> ToolResult[MovedFile]:
         filesystem, source = self._open(context, params.source)
         _, target = self._open(context, params.target)
         moved = MovedFile(display_path(source), display_path(target))

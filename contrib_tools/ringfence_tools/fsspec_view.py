@@ -107,7 +107,7 @@ class WorkspaceFileSystem(AbstractFileSystem):
             info = self.info(path)
             if info["type"] == "directory":
                 raise os_error(errno.EISDIR, path)
-            return ReadFile(self, path, block_size=block_size, size=info["size"], **options)
+            return FileReader(self, path, block_size=block_size, size=info["size"], **options)
         if mode not in WRITE_MODES:
             raise ValueError(f"mode {mode!r}: a workspace's files are opened with rb, {', '.join(WRITE_MODES)}")
         # Raise when the file is opened what the write would raise when it is closed.
@@ -118,7 +118,7 @@ class WorkspaceFileSystem(AbstractFileSystem):
                 raise os_error(errno.EEXIST, path)
             if self._filesystem.stat(path).is_directory:
                 raise os_error(errno.EISDIR, path)
-        return WrittenFile(self._filesystem, path, WRITE_MODES[mode], autocommit=autocommit)
+        return FileWriter(self._filesystem, path, WRITE_MODES[mode], autocommit=autocommit)
 
     # -- writing
 
@@ -211,7 +211,7 @@ def _of_entry(entry: FileEntry) -> Info:
     return {"name": entry.path, "size": entry.size_bytes, "type": kind, "islink": entry.is_symlink}
 
 
-class ReadFile(AbstractBufferedFile):
+class FileReader(AbstractBufferedFile):
     """A file opened for reading. It reads only the ranges that are asked for."""
 
     def __init__(self, fs: WorkspaceFileSystem, path: str, **options: Any) -> None:
@@ -224,7 +224,7 @@ class ReadFile(AbstractBufferedFile):
         return self.fs.cat_file(self.path, start, end)
 
 
-class WrittenFile(io.BytesIO):
+class FileWriter(io.BytesIO):
     """A file opened for writing: kept here, and written as a whole when it is closed, or by `commit` of fsspec's
     transactions."""
 

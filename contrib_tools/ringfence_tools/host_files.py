@@ -10,7 +10,7 @@ import stat
 from operator import attrgetter
 
 from ringfence_sandbox import is_reserved
-from ringfence_tools.contents import Contents, Entry
+from ringfence_tools.contents import Contents, MountedEntry
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a fifo swapped in must not block
@@ -33,12 +33,12 @@ def collect_directory(host_path: str, contents: Contents, *, follow_symlinks: bo
     """Collect a directory. `host_path` is a real path. Raises OSError if the directory itself cannot be read."""
     top = os.open(host_path, DIRECTORY)
     try:
-        _Walk(host_path, top, contents, follow_symlinks=follow_symlinks).collect(top, "", "", ())
+        _HostWalk(host_path, top, contents, follow_symlinks=follow_symlinks).collect(top, "", "", ())
     finally:
         os.close(top)
 
 
-class _Walk:
+class _HostWalk:
     def __init__(self, root: str, top: int, contents: Contents, *, follow_symlinks: bool) -> None:
         """``top`` is a descriptor of ``root``."""
         self._root = root
@@ -60,7 +60,7 @@ class _Walk:
             return
         with os.scandir(at) as scanned:
             entries = sorted(scanned, key=attrgetter("name"))
-        self._contents.add(path, Entry(None, found.st_mode & PERMISSION_BITS, found.st_mtime_ns))
+        self._contents.add(path, MountedEntry(None, found.st_mode & PERMISSION_BITS, found.st_mtime_ns))
         for entry in entries:
             if path or not is_reserved(entry.name):
                 below = f"{path}/{entry.name}" if path else entry.name
@@ -104,7 +104,7 @@ class _Walk:
         elif not os.path.exists(host_path):
             self._contents.leave_out(path, f"a link that leads nowhere, to {target}")
         elif not self._follow:
-            self._contents.add(path, Entry(inside, mtime_ns=os.lstat(name, dir_fd=at).st_mtime_ns))
+            self._contents.add(path, MountedEntry(inside, mtime_ns=os.lstat(name, dir_fd=at).st_mtime_ns))
         else:
             self._follow_link(path, os.path.relpath(os.path.realpath(host_path), self._root), is_directory, through)
 
@@ -132,7 +132,7 @@ def _add_file(contents: Contents, path: str, at: int, name: str) -> None:
             contents.leave_out(path, "not a file")
             return
         contents.expect(found.st_size)
-        contents.add(path, Entry(file.readall(), found.st_mode & PERMISSION_BITS, found.st_mtime_ns))
+        contents.add(path, MountedEntry(file.readall(), found.st_mode & PERMISSION_BITS, found.st_mtime_ns))
 
 
 def target_within(root: str, path: str, target: str) -> str | None:

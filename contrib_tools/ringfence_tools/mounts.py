@@ -13,7 +13,7 @@ from ringfence.escapes import escape_path
 from ringfence.filesystem.memory import InMemoryFilesystem
 from ringfence.filesystem.paths import normalise
 from ringfence_sandbox import Repository, unfinished_calls
-from ringfence_tools.contents import Contents, Entry, LeftOut, directories_above
+from ringfence_tools.contents import Contents, LeftOut, MountedEntry, directories_above
 from ringfence_tools.host_files import collect_directory, collect_file, is_within
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:://|::)")
@@ -87,7 +87,7 @@ def mount_all(
     roots = None if allowed_host_roots is None else [_resolve_root(root) for root in allowed_host_roots]
     collected = [_collect(mount, roots) for mount in mounts]
     was_empty = not filesystem.list("")
-    places: dict[str, tuple[Entry, str]] = {}
+    places: dict[str, tuple[MountedEntry, str]] = {}
     for preview, entries in collected:
         for path, entry in entries.items():
             there, source = places.get(path, (None, "what the workspace has already"))
@@ -113,7 +113,7 @@ def mount_all(
     return tuple(preview for preview, _ in collected)
 
 
-def _load(filesystem: InMemoryFilesystem, entries: Mapping[str, Entry]) -> None:
+def _load(filesystem: InMemoryFilesystem, entries: Mapping[str, MountedEntry]) -> None:
     for path, entry in entries.items():
         if isinstance(entry.content, bytes):
             filesystem.load(path, entry.content, mode=_mode(entry, 0o644), mtime_ns=entry.mtime_ns)
@@ -125,7 +125,7 @@ def _load(filesystem: InMemoryFilesystem, entries: Mapping[str, Entry]) -> None:
             filesystem.load_directory(path, mode=_mode(entries[path], 0o755), mtime_ns=entries[path].mtime_ns)
 
 
-def _mode(entry: Entry, usual: int) -> int:
+def _mode(entry: MountedEntry, usual: int) -> int:
     return usual if entry.mode is None else entry.mode
 
 
@@ -159,7 +159,7 @@ def _describe_error(error: OSError) -> str:
     return "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be used: {error.strerror or error}"
 
 
-def _collect(mount: HostMount, roots: Sequence[str] | None) -> tuple[HostMountPreview, Mapping[str, Entry]]:
+def _collect(mount: HostMount, roots: Sequence[str] | None) -> tuple[HostMountPreview, Mapping[str, MountedEntry]]:
     """Return the record of a mount and its entries by path in the workspace."""
     host_path = os.fspath(mount.host_path)
     try:
@@ -193,7 +193,7 @@ def _collect(mount: HostMount, roots: Sequence[str] | None) -> tuple[HostMountPr
     )
     if not below:
         return preview, contents.entries
-    above = dict.fromkeys((below, *directories_above(below)), Entry(None))
+    above = dict.fromkeys((below, *directories_above(below)), MountedEntry(None))
     return preview, above | {f"{below}/{path}".rstrip("/"): entry for path, entry in contents.entries.items()}
 
 

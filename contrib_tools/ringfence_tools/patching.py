@@ -77,7 +77,7 @@ class PatchHandler(FileHandlers):
         """Apply a patch to all its files. Raises ToolValidationError with every hunk that does not fit, and then
         changes nothing."""
         filesystem, _ = self._open(context, "")
-        plan = _Plan(filesystem, lambda name: self._open(context, name)[1])
+        plan = _PatchPlan(filesystem, lambda name: self._open(context, name)[1])
         for patch in parse_patch(params.patch):
             plan.add(patch)
         if plan.problems:
@@ -112,7 +112,7 @@ class _Node:
     is_link: bool = False
 
 
-class _Plan:
+class _PatchPlan:
     def __init__(self, filesystem: Filesystem, find: Callable[[str], str]) -> None:
         """``find`` turns a patch's path into one of the filesystem."""
         self.problems: list[str] = []

@@ -153,7 +153,7 @@ class AstevalSection(Section[None]):
 
 
 def evaluate_python(params: EvalParams, *, context: ToolContext) -> ToolResult[EvalResult]:
-    files = _Files(context.filesystem, params)
+    files = _CallFiles(context.filesystem, params)
     try:
         texts = {read.path: files.text(read.path) for read in params.reads}
     except ValueError as error:
@@ -167,7 +167,7 @@ def evaluate_python(params: EvalParams, *, context: ToolContext) -> ToolResult[E
     return ToolResult.ok(replace(result, writes=files.write(outcome.writes)), "Evaluated.")
 
 
-class _Files:
+class _CallFiles:
     """The files of one call. What is written over must have been declared, so that the policy has seen it."""
 
     def __init__(self, filesystem: Filesystem | None, params: EvalParams) -> None:
@@ -235,7 +235,7 @@ class _Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Message:
+class _EvaluatorAnswer:
     """A line from the process, which is not trusted: a file that it asks for, its outcome, or why there is none."""
 
     read: str | None = None
@@ -243,7 +243,7 @@ class _Message:
     error: str | None = None
 
 
-def _run(request: dict[str, Any], files: _Files) -> _Outcome:
+def _run(request: dict[str, Any], files: _CallFiles) -> _Outcome:
     spec = importlib.util.find_spec("asteval")
     assert spec is not None, "asteval is a dependency"
     assert spec.origin is not None
@@ -275,7 +275,7 @@ def _run(request: dict[str, Any], files: _Files) -> _Outcome:
     return _Outcome(failed=f"it ended without an answer, perhaps for want of {memory}")
 
 
-def _converse(process: subprocess.Popen[bytes], request: object, files: _Files) -> _Outcome | None:
+def _converse(process: subprocess.Popen[bytes], request: object, files: _CallFiles) -> _Outcome | None:
     """Return the outcome, or None if the process ended without one."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -283,7 +283,7 @@ def _converse(process: subprocess.Popen[bytes], request: object, files: _Files) 
         while True:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-            message = serde.parse(_Message, process.stdout.readline(_LONGEST_MESSAGE_BYTES))
+            message = serde.parse(_EvaluatorAnswer, process.stdout.readline(_LONGEST_MESSAGE_BYTES))
             if message.error is not None:
                 raise RuntimeError(message.error)
             if message.read is None:

@@ -49,7 +49,7 @@ _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050001, 0x80000000
 
 
-class Stream:
+class BoundedStream:
     """A text stream that keeps a bounded number of characters."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
     sys.path.append(request["packages"])
     cast("dict[str, object]", sys.modules)["numpy"] = None  # slow to import, and nothing that code may reach
     asteval: Any = import_module("asteval")
-    files, stdout, stderr = Files(), Stream(), Stream()
+    files, stdout, stderr = Files(), BoundedStream(), BoundedStream()
     symbols: dict[str, Any] = {name: getattr(builtins, name) for name in _NAMES}
     symbols |= {"read_text": files.read_text, "write_text": files.write_text, "vfs_reads": request["reads"]}
     for name in ("math", "statistics"):

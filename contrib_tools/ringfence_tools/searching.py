@@ -42,7 +42,7 @@ MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Glob:
+class GlobParams:
     pattern: str = field(metadata={"description": "*.py (one directory) or **/*.py (any depth); no {}."})
     path: str | None = field(default=None, metadata={"description": "Where the pattern begins."})
     glob: str | None = field(default=None, metadata={"description": "Only names that match, too."})
@@ -103,7 +103,7 @@ class FoundLines:
 
 
 class SearchHandlers(FileHandlers):
-    def glob(self, params: Glob, *, context: ToolContext) -> ToolResult[FoundPaths]:
+    def glob(self, params: GlobParams, *, context: ToolContext) -> ToolResult[FoundPaths]:
         filesystem, path = self._open(context, params.path)
         require_existing(filesystem, path)
         if not is_directory(filesystem, path):

@@ -15,7 +15,7 @@ from typing import Any
 
 from fsspec.core import url_to_fs
 
-from ringfence_tools.contents import Contents, Entry, directories_above
+from ringfence_tools.contents import Contents, MountedEntry, directories_above
 
 BATCH = 64
 """The number of files that are fetched at once. Storage over a network answers many requests at a time."""
@@ -36,7 +36,7 @@ def collect_url(url: str, contents: Contents) -> bool:
         return False
     if not storage.isdir(top):
         raise FileNotFoundError(f"there is nothing at {url}")
-    contents.add("", Entry(None))
+    contents.add("", MountedEntry(None))
     found: Mapping[str, Mapping[str, Any]] = storage.find(top, withdirs=True, detail=True)
     prefix = top.strip("/")
     wanted: list[tuple[str, str, Mapping[str, Any]]] = []
@@ -52,7 +52,7 @@ def collect_url(url: str, contents: Contents) -> bool:
             if is_directory:
                 pruned.add(path)
         elif is_directory:
-            contents.add(path, Entry(None, stat.S_IMODE(_mode(info)) or None, _mtime_ns(info)))
+            contents.add(path, MountedEntry(None, stat.S_IMODE(_mode(info)) or None, _mtime_ns(info)))
         elif info["type"] == "file" and not stat.S_ISLNK(_mode(info)) and not info.get("linkname"):
             wanted.append((path, stored, info))
         else:
@@ -70,7 +70,7 @@ def _fetch(storage: Any, wanted: Sequence[tuple[str, str, Mapping[str, Any]]], c
         read: Sequence[object] = storage.cat_ranges(stored, nothing, nothing, on_error="return")
         for (path, _, info), content in zip(batch, read, strict=True):
             if isinstance(content, bytes):
-                contents.add(path, Entry(content, stat.S_IMODE(_mode(info)) or None, _mtime_ns(info)))
+                contents.add(path, MountedEntry(content, stat.S_IMODE(_mode(info)) or None, _mtime_ns(info)))
             else:
                 contents.leave_out(path, f"cannot be read: {content}")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringfence_batch.engine import AttemptEnded, Request
+from ringfence_batch import AttemptEnded, AttemptRequest
 from ringfence_batch.local import LocalEngine
 
 
@@ -26,7 +26,7 @@ class InTurn:
         self._out = out
         self._process = LocalEngine(out, 1)
 
-    def start(self, request: Request) -> None:
+    def start(self, request: AttemptRequest) -> None:
         self._process.start(request)
 
     def poll(self, seconds: float) -> Sequence[AttemptEnded]:

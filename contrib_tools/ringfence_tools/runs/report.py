@@ -111,7 +111,7 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class PatchedFile:
+class ReportedFile:
     name: str
     added: int
     removed: int
@@ -145,7 +145,7 @@ def render_call(
 
 def render_patch(patch: bytes) -> Markup:
     """Render a patch as one foldable part for each file. The end of a very long patch is only counted."""
-    shown: list[PatchedFile] = []
+    shown: list[ReportedFile] = []
     room, opened, left = MAX_PATCH_CHARACTERS, 0, 0
     for old, new, part in files_of(patch):
         lines = part.split(b"\n")
@@ -160,7 +160,7 @@ def render_patch(patch: bytes) -> Markup:
     return _template().patch(shown, left)
 
 
-def _patched_file(name: str, lines: list[bytes], *, is_open: bool) -> PatchedFile:
+def _patched_file(name: str, lines: list[bytes], *, is_open: bool) -> ReportedFile:
     added, removed = line_counts(b"\n".join(lines))
     shown: list[tuple[str, str]] = []
     in_header = True
@@ -168,7 +168,7 @@ def _patched_file(name: str, lines: list[bytes], *, is_open: bool) -> PatchedFil
         in_header &= not line.startswith(b"@@ ")
         kind = "head" if in_header else KINDS.get(line[:1], "same")
         shown.append((kind, text(line.decode("utf-8", "surrogateescape"), MAX_LINE_CHARACTERS)))
-    return PatchedFile(name, added, removed, shown, max(len(lines) - MAX_FILE_LINES, 0), is_open)
+    return ReportedFile(name, added, removed, shown, max(len(lines) - MAX_FILE_LINES, 0), is_open)
 
 
 def text(value: str, limit: int = MAX_TEXT_CHARACTERS) -> str:
