@@ -14,7 +14,8 @@ from time import monotonic
 from ringfence_batch.engine import AttemptEnded, AttemptRequest, Engine
 from ringfence_batch.ledger import MIN_FREE_BYTES, DamagedFileError, Ledger, Outcome, TaskResult, check_room
 from ringfence_batch.local import LocalEngine
-from ringfence_batch.summary import Summary, write_summary
+from ringfence_batch.summary import Summary
+from ringfence_batch.summary_files import write_summary
 from ringfence_batch.task import BatchTask
 
 POLL_SECONDS = 0.5
