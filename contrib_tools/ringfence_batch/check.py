@@ -54,26 +54,13 @@ def describe_stale_images(tasks: Sequence[BatchTask]) -> Sequence[str]:
 
 
 def _problems(task: BatchTask, models: dict[str, str], sources: dict[tuple[str, str | None], str]) -> Iterator[str]:
-    local, source = local_source(task), (task.workspace, task.revision)
-    directory = local or Path()
+    directory = local_source(task) or Path()
+    source, is_own = (task.workspace, task.revision), is_own_model(task.model, directory)
     if source not in sources:
-        sources[source] = ""
-        try:
-            check_source(task)
-        except SourceError as error:
-            sources[source] = str(error)
-    if sources[source]:
-        yield sources[source]
-    is_own = is_own_model(task.model, directory)
-    if task.model not in models and not is_own:
-        models[task.model] = ""
-        try:
-            with ExitStack() as stack:
-                model_of(task.model, directory, stack)
-        except SpecError as error:
-            models[task.model] = str(error)
-    if problem := models.get(task.model):
-        yield problem
+        sources[source] = _source_problem(task)
+    if task.model not in models:
+        models[task.model] = "" if is_own else _model_problem(task.model, directory)
+    yield from filter(None, (sources[source], models[task.model]))
     try:
         parse_specs([spec for spec in task.policies if not is_own_policy(spec, directory)], directory)
         for pattern in task.hide:
@@ -86,3 +73,20 @@ def _problems(task: BatchTask, models: dict[str, str], sources: dict[tuple[str, 
         if file.endswith(".py") and not Path(file).is_file():
             yield f"there is no file {file}"
     yield from (f"secrets: there is no variable {name}" for name in task.secrets if name not in os.environ)
+
+
+def _source_problem(task: BatchTask) -> str:
+    try:
+        check_source(task)
+    except SourceError as error:
+        return str(error)
+    return ""
+
+
+def _model_problem(model: str, directory: Path) -> str:
+    try:
+        with ExitStack() as stack:
+            model_of(model, directory, stack)
+    except SpecError as error:
+        return str(error)
+    return ""

@@ -165,15 +165,8 @@ def show(
             }
         )
         return 0
-    client = f" of {found.step.client}" if found.step.client else ""
-    session = f", session {found.step.session_id}" if found.step.session_id else ""
-    who = (
-        f"{found.step.tool}{client}, call {found.step.call_id}{session}"
-        if found.step.number
-        else "the workspace as found"
-    )
     kind, at = "rolled back" if aborted else "step", found.step.created_at.isoformat(timespec="seconds")
-    lines = [one_line(f"{kind} {found.step.number}: {who}, {at}", 200)]
+    lines = [one_line(f"{kind} {found.step.number}: {_describe_call(found.step)}, {at}", 200)]
     if task is not None:
         lines.append(f"run: {one_line(task, 200)}")
     for path, reason in found.left_out.items():
@@ -185,6 +178,15 @@ def show(
     if not stat:
         put_diff(found.patch)
     return 0
+
+
+def _describe_call(step: Step) -> str:
+    """Say whose step it is."""
+    if not step.number:
+        return "the workspace as found"
+    client = f" of {step.client}" if step.client else ""
+    session = f", session {step.session_id}" if step.session_id else ""
+    return f"{step.tool}{client}, call {step.call_id}{session}"
 
 
 def _newest_step(workspace: Workspace, *, aborted: bool) -> int:

@@ -384,26 +384,32 @@ def _finish(run: Run, outcome: RunOutcome, errors: ErrorStream, invocation: Invo
         write(lambda: report.write(_render_report(run, outcome, report)))
     if invocation.wants_json:
         write(lambda: invocation.put_json(outcome.to_json()))
-    stats = outcome.stats
-    if task.tokens is not None and stats.turns and not stats.usage.total_tokens:  # some servers send zeros
-        errors.say("ringfence: the model does not tell how many tokens it uses: --max-tokens held nothing back")
-    if not options.quiet:
-        if outcome.outcome == "done" and isinstance(task.adapter, ScriptedAdapter) and task.adapter.unused:
-            remaining = plural(task.adapter.unused, "turn")
-            errors.say(
-                f"the script has {remaining} after the one that ended the run: a turn without tool calls is the answer"
-            )
-        uncovered = workspace.left_out_since()
-        for line in (*left_out_lines(uncovered), *summary(outcome, has_uncovered=bool(uncovered))):
-            errors.say(line)
-        for line in _next_steps(run, options.directory, outcome):
-            errors.say(line)
+    _tell(run, outcome, errors)
     if record is not None and outcome.outcome == "done":
         record.finish()  # after a kill before all of it was written, --resume writes it
     if outcome.error is not None:
         errors.say(f"ringfence: {outcome.error}")
         for path in outcome.conflicts:
             errors.say(f"  {escape_path(path)}")
+
+
+def _tell(run: Run, outcome: RunOutcome, errors: ErrorStream) -> None:
+    """Tell a person how the run ended, and what they can do now."""
+    task, stats = run.task, outcome.stats
+    if task.tokens is not None and stats.turns and not stats.usage.total_tokens:  # some servers send zeros
+        errors.say("ringfence: the model does not tell how many tokens it uses: --max-tokens held nothing back")
+    if run.options.quiet:
+        return
+    if outcome.outcome == "done" and isinstance(task.adapter, ScriptedAdapter) and task.adapter.unused:
+        remaining = plural(task.adapter.unused, "turn")
+        errors.say(
+            f"the script has {remaining} after the one that ended the run: a turn without tool calls is the answer"
+        )
+    uncovered = task.workspace.left_out_since()
+    for line in (*left_out_lines(uncovered), *summary(outcome, has_uncovered=bool(uncovered))):
+        errors.say(line)
+    for line in _next_steps(run, run.options.directory, outcome):
+        errors.say(line)
 
 
 def _whole_diff(run: Run) -> str:
@@ -481,20 +487,32 @@ def _next_steps(run: Run, directory: Path, outcome: RunOutcome) -> Iterator[str]
         yield MASKED
     if outcome.applied and workspace.history is None:
         yield f"applied to {directory}"
-    if steps := workspace.own_steps():
-        newest = workspace.history.steps() if workspace.history is not None else steps
-        are_newest = steps == newest[-len(steps) :]  # else another process has made some in between
-        undone = f"{len(steps)}" if are_newest else f"--step {steps[-1].number}"
-        which = "it" if len(steps) == 1 else "them" if are_newest else "the newest"
-        yield f"{plural(len(steps), 'step')} in {directory}: `ringfence undo {quoted} {undone}` reverses {which}"
+    yield from _undoing(workspace, directory)
     # A script that fails is wrong itself: its failure is the error.
     of_script = outcome.outcome == "provider_failed" and options.model.startswith("script:")
     if run.record is not None and outcome.outcome != "done" and not of_script and is_interrupted(directory):
         anew = "".join(f" {option}" for option in run.record.remaining().used_up())
         yield f"`ringfence run {quoted} --resume{anew} --model ...` goes on from there"
-    if workspace.history is not None or outcome.applied or not (outcome.changes or outcome.ignored):
+    if workspace.history is None and not outcome.applied and (outcome.changes or outcome.ignored):
+        yield f"{directory} is as it was"
+        yield from _saving(options, directory, outcome)
+
+
+def _undoing(workspace: RunWorkspace, directory: Path) -> Iterator[str]:
+    """Say how to reverse the steps of the run, if there are any."""
+    steps = workspace.own_steps()
+    if not steps:
         return
-    yield f"{directory} is as it was"
+    newest = workspace.history.steps() if workspace.history is not None else steps
+    are_newest = steps == newest[-len(steps) :]  # else another process has made some in between
+    undone = f"{len(steps)}" if are_newest else f"--step {steps[-1].number}"
+    which = "it" if len(steps) == 1 else "them" if are_newest else "the newest"
+    undo = f"`ringfence undo {shlex.quote(str(directory))} {undone}`"
+    yield f"{plural(len(steps), 'step')} in {directory}: {undo} reverses {which}"
+
+
+def _saving(options: RunCommand, directory: Path, outcome: RunOutcome) -> Iterator[str]:
+    """Say where changes are that were made in memory alone."""
     if options.patch is not None:
         yield f"the patch is in {options.patch}: `{how_to_apply(options.patch, directory)}` applies it"
     elif outcome.outcome == "interrupted":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -142,34 +142,42 @@ class _PatchPlan:
             self.problems.append(describe_missing(self._filesystem, path))
             return
         patched = apply_patch(patch, None if before is None else before.content)
-        problems = list(patched.problems)
-        if target != path and self._node(target) is not None:
-            problems.append(f"it cannot become {escape_path(target)}, which exists already")
-        if patch.target is not None and self._node(target) is None and (above := self._file_above(target)) is not None:
-            problems.append(f"{escape_path(above)} is a file, where it would need a directory")
-        if before is not None and before.is_link != (patch.old_mode == SYMLINK):
-            problems.append("it is not a symlink")
-        if problems:
+        if problems := [*patched.problems, *self._conflicts(patch, path, target, before)]:
             self.problems += [f"{escape_path(path)}: {problem}" for problem in problems]
             return
         planned = len(self.changes)
+        self._plan_file(patch, path, target, before, patched.content)
+        if len(self.changes) > planned:
+            self._report(patch, path, target, before, patched.shifts)
+
+    def _conflicts(self, patch: FilePatch, path: str, target: str, before: _Node | None) -> Iterator[str]:
+        """Yield why the files do not admit the patch, whatever its hunks say."""
+        if target != path and self._node(target) is not None:
+            yield f"it cannot become {escape_path(target)}, which exists already"
+        if patch.target is not None and self._node(target) is None and (above := self._file_above(target)) is not None:
+            yield f"{escape_path(above)} is a file, where it would need a directory"
+        if before is not None and before.is_link != (patch.old_mode == SYMLINK):
+            yield "it is not a symlink"
+
+    def _plan_file(self, patch: FilePatch, path: str, target: str, before: _Node | None, content: bytes) -> None:
         if patch.target is None:
             self._plan(path, None, partial(self._filesystem.delete, path))
-        else:
-            if target != path and not patch.copy:
-                self._plan(target, before, partial(self._filesystem.move, path, target))
-                self._nodes[path] = None
-            now, after = self._node(target), _patch_node(patch, before, patched.content)
-            if now != after:
-                self._plan(target, after, partial(self._put, target, now, after))
-        if len(self.changes) > planned:
-            action = _action(patch, before, renamed=target != path)
-            origin = escape_path(path) if target != path else None
-            added, removed = patch.count("+"), patch.count("-")
-            if action in ("created", "renamed", "copied") and len(self.twins) < MAX_PROBLEMS:
-                twins = describe_twins(self._filesystem, target, None if patch.copy else path)
-                self.twins += [twins] if twins else []
-            self.files.append(PatchedFile(escape_path(target), action, added, removed, origin, patched.shifts))
+            return
+        if target != path and not patch.copy:
+            self._plan(target, before, partial(self._filesystem.move, path, target))
+            self._nodes[path] = None
+        now, after = self._node(target), _patch_node(patch, before, content)
+        if now != after:
+            self._plan(target, after, partial(self._put, target, now, after))
+
+    def _report(self, patch: FilePatch, path: str, target: str, before: _Node | None, shifts: tuple[int, ...]) -> None:
+        action = _action(patch, before, renamed=target != path)
+        origin = escape_path(path) if target != path else None
+        added, removed = patch.count("+"), patch.count("-")
+        if action in ("created", "renamed", "copied") and len(self.twins) < MAX_PROBLEMS:
+            twins = describe_twins(self._filesystem, target, None if patch.copy else path)
+            self.twins += [twins] if twins else []
+        self.files.append(PatchedFile(escape_path(target), action, added, removed, origin, shifts))
 
     def _plan(self, path: str, after: _Node | None, change: Callable[[], object]) -> None:
         self._nodes[path] = after
