@@ -106,11 +106,15 @@ def mount_all(
                     f"{escape_path(preview.host_path)}: give one of them another mount_path"
                 )
     _load(filesystem, {path: entry for path, (entry, _) in places.items()})
-    if was_empty and len(collected) == 1:
-        (preview, _) = collected[0]
-        if preview.is_directory and not preview.mount_path and not _is_url(preview.resolved_host):
-            filesystem.repository_rules = Repository(preview.resolved_host).rules
-    return tuple(preview for preview, _ in collected)
+    previews = tuple(preview for preview, _ in collected)
+    if was_empty and len(previews) == 1 and _is_whole(previews[0]):
+        filesystem.repository_rules = Repository(previews[0].resolved_host).rules
+    return previews
+
+
+def _is_whole(preview: HostMountPreview) -> bool:
+    """Whether a directory of the host is all of the filesystem."""
+    return preview.is_directory and not preview.mount_path and not _is_url(preview.resolved_host)
 
 
 def _load(filesystem: InMemoryFilesystem, entries: Mapping[str, MountedEntry]) -> None:

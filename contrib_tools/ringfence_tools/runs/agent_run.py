@@ -315,10 +315,7 @@ def run_agent(
     except BaseException as error:  # such as sys.exit in a user's tool, which would set our exit code
         outcome.fail(f"a tool has ended the run: {describe_error(error)}")
     observer.catch_up()
-    if stats.outcomes["doubtful"] and outcome.outcome == "interrupted":
-        outcome.fail("interrupted, and a rollback could not be completed: the files in the workspace are doubtful")
-    if observer.problems and outcome.outcome == "done":
-        outcome.fail(f"not everything could be written down: {one_line(describe_error(observer.problems[0]), 300)}")
+    _judge(outcome, observer.problems)
     outcome.plan = session[Plan].latest()
     outcome.receipts = session[Receipt].all()
     outcome.is_part = bool(workspace.is_part)
@@ -330,6 +327,14 @@ def run_agent(
     outcome.readable_patch = readable_patch(own.patch)
     outcome.is_masked = workspace.secrets.mask(own.patch) != own.patch
     return workspace.secrets.mask(outcome)
+
+
+def _judge(outcome: RunOutcome, problems: Sequence[Exception]) -> None:
+    """Fail a run that left doubtful files, or whose watchers had problems."""
+    if outcome.stats.outcomes["doubtful"] and outcome.outcome == "interrupted":
+        outcome.fail("interrupted, and a rollback could not be completed: the files in the workspace are doubtful")
+    if problems and outcome.outcome == "done":
+        outcome.fail(f"not everything could be written down: {one_line(describe_error(problems[0]), 300)}")
 
 
 def apply_changes(outcome: RunOutcome, workspace: RunWorkspace) -> None:

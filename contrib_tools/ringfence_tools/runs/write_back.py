@@ -152,6 +152,10 @@ def _write(disk: HostFilesystem, changes: Sequence[Change], contents: Mapping[st
                 disk.symlink(path, after.target)
             else:
                 disk.mkdir(path, parents=False, exist_ok=False)
+    _set_modes(disk, changes)
+
+
+def _set_modes(disk: HostFilesystem, changes: Sequence[Change]) -> None:
     umask = os.umask(0o077)
     os.umask(umask)
     for change in reversed(changes):  # a directory last: its bits may forbid to write in it
