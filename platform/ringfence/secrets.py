@@ -143,36 +143,43 @@ class Secrets:
             masked = self._mask_bytes(data)
             return value if masked is data else masked
         if isinstance(value, Mapping):
-            mapping = cast("Mapping[Any, Any]", value)
-            items = {self._mask(key): self._mask(item) for key, item in mapping.items()}
-            same = all(key in items and items[key] is item for key, item in mapping.items())
-            return mapping if same else items
+            return self._mask_mapping(cast("Mapping[Any, Any]", value))
         if _is_one_of(value, _COLLECTIONS):
-            masked = [self._mask(item) for item in value]
-            if all(map(lambda a, b: a is b, masked, value)):
-                return value
-            return getattr(value.__class__, "_make", value.__class__)(
-                masked
-            )  # a NamedTuple takes its fields one by one
+            return self._mask_collection(value)
         if isinstance(value, PurePath):
             text = str(value)
             masked = self._mask(text)
             return value if masked is text else type(value)(masked)
         if is_dataclass(value) and not isinstance(value, type):
-            changed = {
-                field.name: masked
-                for field in fields(value)
-                if (masked := self._mask(held := getattr(value, field.name, None))) is not held
-            }
-            if changed:
-                value = copy(value)
-                for name, masked in changed.items():
-                    object.__setattr__(value, name, masked)
-            return value
+            return self._mask_dataclass(value)
         # Its repr may be shown, and cut: then a part of a secret would be.
         text = "" if value is None or isinstance(value, _WITHOUT_TEXT) else repr(value)
         masked = self._mask(text)
         return value if masked is text else masked
+
+    def _mask_mapping(self, mapping: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        items = {self._mask(key): self._mask(item) for key, item in mapping.items()}
+        same = all(key in items and items[key] is item for key, item in mapping.items())
+        return mapping if same else items
+
+    def _mask_collection(self, value: Any) -> Any:
+        masked = [self._mask(item) for item in value]
+        if all(map(lambda a, b: a is b, masked, value)):
+            return value
+        make = getattr(value.__class__, "_make", value.__class__)  # a NamedTuple takes its fields one by one
+        return make(masked)
+
+    def _mask_dataclass(self, value: Any) -> Any:
+        changed = {
+            field.name: masked
+            for field in fields(value)
+            if (masked := self._mask(held := getattr(value, field.name, None))) is not held
+        }
+        if changed:
+            value = copy(value)
+            for name, masked in changed.items():
+                object.__setattr__(value, name, masked)
+        return value
 
     def _mask_bytes(self, data: bytes) -> bytes:
         if len(data) < SHORTEST:

@@ -99,15 +99,20 @@ def encode(value: Any, depth: int = 0) -> Any:
         return {"$timedelta": [value.days, value.seconds, value.microseconds]}
     if isinstance(value, PurePath):
         return {"$path" if isinstance(value, Path) else "$purepath": str(value)}
+    return _encode_collection(value, depth)
+
+
+def _encode_collection(value: Any, depth: int) -> Any:
+    kind: type[Any] = value.__class__
     if isinstance(value, Mapping):
         pairs = typing.cast("Mapping[object, object]", value).items()
         return {"$dict": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in pairs]}
-    if kind in (list, tuple) or isinstance(value, Set):
-        items = [encode(item, depth + 1) for item in typing.cast("Iterable[object]", value)]
-        if kind in (list, tuple):
-            return items if kind is list else {"$tuple": items}
-        return {"$set" if kind is set else "$frozenset": sorted(items, key=json.dumps)}
-    raise TypeError(f"the type {name_of(kind)} has no JSON form")
+    if kind not in (list, tuple) and not isinstance(value, Set):
+        raise TypeError(f"the type {name_of(kind)} has no JSON form")
+    items = [encode(item, depth + 1) for item in typing.cast("Iterable[object]", value)]
+    if kind in (list, tuple):
+        return items if kind is list else {"$tuple": items}
+    return {"$set" if kind is set else "$frozenset": sorted(items, key=json.dumps)}
 
 
 def decode(data: Any, types: Mapping[str, type[Any]]) -> Any:

@@ -10,7 +10,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
 from email.utils import parsedate_to_datetime
 from typing import cast
@@ -158,40 +158,47 @@ def _classify(error: Exception) -> _Failure:
     if not names & {"AnswerError", "APIError", "TransportError"}:
         text = f"the provider's answer cannot be read: {type(error).__name__}: {str(error)[:MAX_ERROR_CHARACTERS]}"
         return _Failure(text, is_unreadable=True)
-    status = getattr(error, "status_code", None)
     payload = _mapping(getattr(error, "body", None))
     reported = _mapping(payload.get("error", payload))
+    status = getattr(error, "status_code", None)
     if status is None and type(code := reported.get("code")) is int:
         status = code
     codes = {value for key in ("code", "type") if isinstance(value := reported.get(key), str)}
     message = reported.get("message")
     message = message if isinstance(message, str) and message else str(error) or type(error).__name__
     message = message[:MAX_ERROR_CHARACTERS]
+    kind = _throttle_kind(error, names, status, codes)
+    text = f"{message}{f' (HTTP {status})' if status is not None else ''}{HINTS.get(status or 0, '')}"
+    retry_after = _retry_after(getattr(getattr(error, "response", None), "headers", {}))
+    if _is_too_long(kind, status, codes, message):
+        return _Failure(text, None, retry_after, payload or None, is_too_long=True)
+    if kind is not None:
+        text = f"the provider did not answer ({kind.replace('_', ' ')}): {text}"
+    return _Failure(text, kind, retry_after, payload or None)
 
-    kind: ThrottleKind | None = None
+
+def _throttle_kind(error: Exception, names: Set[str], status: int | None, codes: Set[str]) -> ThrottleKind | None:
+    """The kind of a failure by the names of its classes, its HTTP status and the codes in its body."""
     if codes & QUOTA_CODES or status == 402:
-        kind = "quota_exhausted"
-    elif status == 429 or codes & RATE_CODES:
-        kind = "rate_limit"
-    elif status in (408, 504) or "Timeout" in type(error).__name__:
-        kind = "timeout"
-    elif codes & BUSY_CODES or (status is not None and status >= 500 and status != 501):
-        kind = "overloaded"
-    elif CUT_OFF in codes or names & {"APIConnectionError", "TransportError"}:
-        kind = "connection"
+        return "quota_exhausted"
+    if status == 429 or codes & RATE_CODES:
+        return "rate_limit"
+    if status in (408, 504) or "Timeout" in type(error).__name__:
+        return "timeout"
+    if codes & BUSY_CODES or (status is not None and status >= 500 and status != 501):
+        return "overloaded"
+    if CUT_OFF in codes or names & {"APIConnectionError", "TransportError"}:
+        return "connection"
+    return None
 
-    is_too_long = (
+
+def _is_too_long(kind: ThrottleKind | None, status: int | None, codes: Set[str], message: str) -> bool:
+    """Whether the request exceeds the context window, or another limit for a single request."""
+    return (
         status == 413
         or (kind != "quota_exhausted" and TOO_LARGE.search(message) is not None)
         or (kind in (None, "overloaded") and bool(codes & TOO_LONG_CODES or TOO_LONG.search(message)))
     )
-    text = f"{message}{f' (HTTP {status})' if status is not None else ''}{HINTS.get(status or 0, '')}"
-    if is_too_long:
-        kind = None
-    elif kind is not None:
-        text = f"the provider did not answer ({kind.replace('_', ' ')}): {text}"
-    retry_after = _retry_after(getattr(getattr(error, "response", None), "headers", {}))
-    return _Failure(text, kind, retry_after, payload or None, is_too_long)
 
 
 def _mapping(value: object) -> Mapping[str, object]:

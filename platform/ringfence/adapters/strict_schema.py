@@ -33,18 +33,7 @@ def strict_schema(schema: Mapping[str, object]) -> dict[str, Any] | None:
 def _strict(node: Mapping[str, Any]) -> dict[str, Any]:
     if "oneOf" in node:
         node = {**node, "anyOf": node["oneOf"]}
-    out: dict[str, Any] = {}
-    for key, value in node.items():
-        if key in ("properties", "$defs"):
-            out[key] = {name: _strict(each) for name, each in value.items()}
-        elif key == "items":
-            out[key] = _strict(value)
-        elif key == "anyOf":
-            out[key] = [_strict(each) for each in value]
-        elif key in KEPT_KEYWORDS:
-            out[key] = value
-        elif key not in DROPPED_KEYWORDS:
-            raise _NotStrictError(key)
+    out = _strict_keywords(node)
     if not out.keys() & {"type", "enum", "const", "anyOf", "$ref"}:
         raise _NotStrictError("anything at all")
     if "$ref" in out:  # strict modes reject other keywords beside a reference
@@ -58,4 +47,21 @@ def _strict(node: Mapping[str, Any]) -> dict[str, Any]:
         out["additionalProperties"] = False
     if out.get("type") == "array" and "items" not in out:
         raise _NotStrictError("a list of anything")
+    return out
+
+
+def _strict_keywords(node: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of a schema that a strict mode takes, with the schemas in them converted."""
+    out: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in ("properties", "$defs"):
+            out[key] = {name: _strict(each) for name, each in value.items()}
+        elif key == "items":
+            out[key] = _strict(value)
+        elif key == "anyOf":
+            out[key] = [_strict(each) for each in value]
+        elif key in KEPT_KEYWORDS:
+            out[key] = value
+        elif key not in DROPPED_KEYWORDS:
+            raise _NotStrictError(key)
     return out

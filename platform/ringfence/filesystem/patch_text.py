@@ -264,9 +264,8 @@ def _paths(
     extended: Mapping[bytes, bytes],
 ) -> tuple[str | None, str | None]:
     """Source and target of a patch, from the ``diff --git``, ``---`` and ``+++`` lines and git's other lines."""
-    for kind in (b"rename", b"copy"):
-        if kind + b" from" in extended and kind + b" to" in extended:
-            return _text(_unquoted(extended[kind + b" from"])), _text(_unquoted(extended[kind + b" to"]))
+    if (moved := _moved_paths(extended)) is not None:
+        return moved
     old, new = header or (None, None)
     if old is None and new is None:
         raise bad_line(first, "it cannot be told which file this is: add the lines '--- a/PATH' and '+++ b/PATH'")
@@ -280,6 +279,14 @@ def _paths(
     if new is None or b"deleted file mode" in extended:
         target = None
     return _text(source), _text(target)
+
+
+def _moved_paths(extended: Mapping[bytes, bytes]) -> tuple[str | None, str | None] | None:
+    """Source and target of a renamed or copied file."""
+    for kind in (b"rename", b"copy"):
+        if kind + b" from" in extended and kind + b" to" in extended:
+            return _text(_unquoted(extended[kind + b" from"])), _text(_unquoted(extended[kind + b" to"]))
+    return None
 
 
 def _without_prefixes(old: bytes | None, new: bytes | None) -> tuple[bytes | None, bytes | None]:

@@ -112,14 +112,8 @@ class ReadBeforeWritePolicy(BasePolicy):
         return hook == "on_result" or not (tool.opaque or tool.name in self.write_tools)
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        if tool.writes is not None:
-            declared = tool.writes(params)
-            if declared is None:
-                return ALLOW
-            targets = [declared] if isinstance(declared, (str, ContentOf, Itself)) else list(declared)
-        elif tool.name in self.write_tools:
-            targets = [path for name in _PATH_FIELDS if isinstance(path := getattr(params, name, None), str)]
-        else:
+        targets = self._targets(tool, params)
+        if targets is None:
             return ALLOW
         filesystem = context.filesystem
         if filesystem is None:
@@ -144,6 +138,17 @@ class ReadBeforeWritePolicy(BasePolicy):
                     raise
                 return PolicyDecision.deny(describe_error(error))
         return ALLOW
+
+    def _targets(self, tool: Tool[Any, Any], params: Any) -> Sequence[Written] | None:
+        """The paths that a call is about to write. None for a tool that is not governed, or a call that writes none."""
+        if tool.writes is not None:
+            declared = tool.writes(params)
+            if declared is None or isinstance(declared, (str, ContentOf, Itself)):
+                return None if declared is None else [declared]
+            return list(declared)
+        if tool.name not in self.write_tools:
+            return None
+        return [path for name in _PATH_FIELDS if isinstance(path := getattr(params, name, None), str)]
 
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext

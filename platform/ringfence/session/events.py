@@ -87,9 +87,10 @@ class ToolInvoked:
     An outer call that fails later rolls this call back. A `Receipt` with the same ``call_id`` is then published, whose
     ``rolled_back_by`` names the outer call.
 
-    ``params`` is the params dataclass, or a `RejectedToolParams`. ``rendered_output`` is what the model was sent apart
-    from the result's message, and whole where it was sent in part; "" where that is nothing. ``usage`` is for who
-    publishes such an event: what an evaluation used, `PromptExecuted` and `ModelTurn` tell.
+    ``params`` is the params dataclass, or a `RejectedToolParams`. ``rendered_output`` is the rendered value, which the
+    model was sent after the result's message. It is whole, even where the model was sent a part of it. It is "" where
+    the model was sent no value. A `ToolExecutor` leaves ``usage`` None; other publishers may set it. The usage of an
+    evaluation is in `PromptExecuted` and `ModelTurn`.
     """
 
     prompt_name: str
