@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ringfence.errors import ToolValidationError
 from ringfence.filesystem.paths import normalise
-from ringfence.filesystem.search import Glob, compiled_glob
+from ringfence.filesystem.search import GlobPattern, compiled_glob
 
 MAX_ENTRIES = 1_000_000
 """The most entries of one mount. More are a sign of links in a circle or of a wrong host path."""
@@ -98,7 +98,7 @@ class Contents:
         self.entries = dict.fromkeys(wanted, MountedEntry(None)) | kept
 
 
-def _any_matches(globs: Sequence[Glob], path: str, *, is_directory: bool) -> bool:
+def _any_matches(globs: Sequence[GlobPattern], path: str, *, is_directory: bool) -> bool:
     return any((is_directory or not glob.directories_only) and glob.matches(path) for glob in globs)
 
 

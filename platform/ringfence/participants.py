@@ -402,7 +402,7 @@ _serial = attrgetter("serial")
 
 
 @dataclass(slots=True)
-class Participants:
+class SortedParticipants:
     """The participants of a call by their locks, in the one order in which all calls acquire them."""
 
     by_lock: dict[CallLock, Transactional]
@@ -415,9 +415,9 @@ class Participants:
         self.committing = sorted(kept, key=lambda lock: not held[lock].durable)
 
 
-def sort_participants(participants: Iterable[Transactional]) -> Participants:
+def sort_participants(participants: Iterable[Transactional]) -> SortedParticipants:
     found = {participant.lock: participant for participant in participants}
-    return Participants({lock: found[lock] for lock in sorted(found, key=_serial)})
+    return SortedParticipants({lock: found[lock] for lock in sorted(found, key=_serial)})
 
 
 SnapshotT = TypeVar("SnapshotT")

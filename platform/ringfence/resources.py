@@ -525,6 +525,6 @@ def _check_transactional(protocol: object, value: object) -> None:
     if not isinstance(getattr(value, "lock", None), CallLock):  # that of the filesystem that it passes everything on to
         raise ResourceError(
             f"{type(value).__name__} is bound to Filesystem, but takes part in no transaction, so no rollback and no "
-            "policy would reach it. Let the class inherit from ringfence.participants.Transactional; one that passes "
+            "policy would reach it. Let the class inherit from ringfence.runtime.Transactional; one that passes "
             "everything on to another filesystem has the lock of that one as its attribute `lock`"
         )

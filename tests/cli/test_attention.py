@@ -14,8 +14,7 @@ from command_line import ringfence
 from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.filesystem.paths import GIT_ADVICE
 from ringfence.limits import utc_now
-from ringfence.participants import Change, FileVersion
-from ringfence.runtime import PolicyVerdict, Receipt
+from ringfence.runtime import Change, FileVersion, PolicyVerdict, Receipt
 from ringfence_tools.printable import outcome_words
 from ringfence_tools.runs.attention import attention, with_moves
 from ringfence_tools.runs.report import render_call, render_patch

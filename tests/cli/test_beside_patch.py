@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.participants import Change, FileVersion
+from ringfence.runtime import Change, FileVersion
 from ringfence.testing import held_call
 from ringfence_sandbox import Workspace
 from ringfence_tools.printable import MAX_CHANGE_LINES, unpatchable_changes

@@ -23,8 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.adapters import ModelTurn, Turn
-from ringfence.participants import Change, FileVersion
-from ringfence.runtime import PolicyVerdict, Receipt, RejectedToolParams
+from ringfence.runtime import Change, FileVersion, PolicyVerdict, Receipt, RejectedToolParams
 from ringfence_sandbox import Workspace
 from ringfence_tools.runs import report as pages
 from ringfence_tools.runs.agent_run import RunStats

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ringfence.errors import WorkspaceConflictError
 from ringfence.filesystem import FilesystemSnapshot, InMemoryFilesystem, ReadBytesResult
-from ringfence.participants import Change, FileVersion, Step
+from ringfence.runtime import Change, FileVersion, Step
 from ringfence_sandbox import Workspace, is_reserved
 from ringfence_tools import HostMount
 from ringfence_tools.mounts import mount_all

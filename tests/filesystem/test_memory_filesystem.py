@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.filesystem.edits import line_window
-from ringfence.filesystem.tree import Directory, File, Node, Savepoint, Tree, differences
-from ringfence.participants import CURRENT_CALL, CallInfo, CallState, participant_of
-from ringfence.runtime import Transaction
+from ringfence.filesystem.tree import MemoryDirectory, MemoryFile, Node, Savepoint, Tree, differences
+from ringfence.participants import CURRENT_CALL, CallState, participant_of
+from ringfence.runtime import CallInfo, Transaction
 from ringfence.testing import HeldCall, held_call
 from ringfence.testing.looking import tree_of
 
@@ -37,7 +37,7 @@ class Days:
 
 def nodes() -> int:
     gc.collect()
-    return sum(type(thing) in (File, Directory) for thing in gc.get_objects())
+    return sum(type(thing) in (MemoryFile, MemoryDirectory) for thing in gc.get_objects())
 
 
 def in_threads(*work: Callable[[], object]) -> list[threading.Thread]:
@@ -190,14 +190,14 @@ class Untouchable(dict[str, Node]):
 def test_what_is_not_changed_is_neither_copied_nor_looked_at() -> None:
     tree = Tree(time.time_ns)
     for path in ("quiet/a", "busy/quiet/b", "busy/c"):
-        tree.put(path, File(b"x", 0o644, 0, 0))
+        tree.put(path, MemoryFile(b"x", 0o644, 0, 0))
     for path in ("quiet", "busy/quiet"):
         tree.changeable(path).entries = Untouchable()
     before = tree.freeze()
-    tree.put("busy/c", File(b"y", 0o644, 0, 0))
+    tree.put("busy/c", MemoryFile(b"y", 0o644, 0, 0))
     assert [change.path for change in differences(before, tree.root)] == ["busy/c"]
     tree.go_back(before)
-    tree.put("busy/d/e", File(b"y", 0o644, 0, 0))
+    tree.put("busy/d/e", MemoryFile(b"y", 0o644, 0, 0))
     assert [change.path for change in differences(before, tree.root)] == ["busy/d", "busy/d/e"]
 
 
@@ -212,12 +212,12 @@ class Counted(dict[str, Node]):
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_call_copies_no_directory_whether_it_is_kept_or_rolled_back(kept: bool) -> None:
     tree = Tree(time.time_ns)
-    tree.put("d/e/a", File(b"x", 0o644, 0, 0))
+    tree.put("d/e/a", MemoryFile(b"x", 0o644, 0, 0))
     copies, before = Counted.copies, tree.changeable("d/e")
     before.entries = Counted(before.entries)
     savepoint = tree.savepoint(outermost=True)
     assert tree.overwrite("d/e/a", b"y")
-    tree.put("d/e/b/c", File(b"z", 0o644, 0, 0))
+    tree.put("d/e/b/c", MemoryFile(b"z", 0o644, 0, 0))
     assert [change.path for change in tree.changes(savepoint)] == ["d/e/a", "d/e/b", "d/e/b/c"]
     (tree.release if kept else tree.roll_back)(savepoint)
     assert tree.find("d/e")[1] is before

@@ -17,7 +17,6 @@ import pytest
 from ringfence import PromptValidationError
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem, HiddenFiles, InMemoryFilesystem
-from ringfence.participants import Change
 from ringfence.prompt import (
     Approval,
     ApprovalPolicy,
@@ -31,7 +30,7 @@ from ringfence.prompt import (
     ToolResult,
     ToolsSection,
 )
-from ringfence.runtime import Receipt, Session
+from ringfence.runtime import Change, Receipt, Session
 from ringfence.secrets import Secrets
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools.runs.asking import question_lines

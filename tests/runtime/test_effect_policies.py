@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from ringfence import PromptValidationError
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
-from ringfence.participants import Change, FileVersion
 from ringfence.prompt import (
     DeletionLimitPolicy,
     MarkdownSection,
@@ -29,7 +28,7 @@ from ringfence.prompt import (
     ToolContext,
     ToolResult,
 )
-from ringfence.runtime import Receipt, Session, ToolInvoked
+from ringfence.runtime import Change, FileVersion, Receipt, Session, ToolInvoked
 from ringfence_sandbox import HostFilesystem
 
 Do = Callable[[Filesystem, ToolContext], object]

@@ -14,7 +14,6 @@ import pytest
 from ringfence import PromptValidationError
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
-from ringfence.participants import CallInfo
 from ringfence.prompt import (
     BasePolicy,
     MarkdownSection,
@@ -29,7 +28,7 @@ from ringfence.prompt import (
     ToolContext,
     ToolResult,
 )
-from ringfence.runtime import Session, tool_transaction
+from ringfence.runtime import CallInfo, Session, tool_transaction
 from ringfence.runtime.policy import ALLOW, PathHashes
 from ringfence_sandbox import HostFilesystem
 from ringfence_workspace.transaction.changes import HASHED_BYTES

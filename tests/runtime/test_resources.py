@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
-from ringfence.participants import CallInfo, CallState, Transactional, participant_of
+from ringfence.participants import CallState, participant_of
 from ringfence.resources import (
     Binding,
     CircularDependencyError,
@@ -29,7 +29,7 @@ from ringfence.resources import (
     Snapshotable,
     UnboundResourceError,
 )
-from ringfence.runtime import Session, tool_transaction
+from ringfence.runtime import CallInfo, Session, Transactional, tool_transaction
 
 
 @dataclass

@@ -17,10 +17,11 @@ import pytest
 
 from ringfence.adapters import PromptResponse
 from ringfence.errors import CallEndedError, SectionVisibility, SnapshotRestoreError
-from ringfence.participants import CLEAN, CURRENT_CALL, CallInfo, participant_of
+from ringfence.participants import CLEAN, CURRENT_CALL, participant_of
 from ringfence.prompt import ToolResult
 from ringfence.runtime import (
     Append,
+    CallInfo,
     ClearAllVisibilityOverrides,
     ClearVisibilityOverride,
     InProcessDispatcher,

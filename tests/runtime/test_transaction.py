@@ -18,20 +18,20 @@ from typing import Any
 import pytest
 
 from ringfence import Snapshotable
-from ringfence.participants import (
-    CLEAN,
-    TRANSITIONS,
+from ringfence.participants import CLEAN, TRANSITIONS, current_call
+from ringfence.prompt import Prompt
+from ringfence.resources import Binding, Scope
+from ringfence.runtime import (
     CallInfo,
     CallLock,
     Change,
+    Receipt,
     RollbackReport,
+    Session,
     Step,
     Transactional,
-    current_call,
+    tool_transaction,
 )
-from ringfence.prompt import Prompt
-from ringfence.resources import Binding, Scope
-from ringfence.runtime import Receipt, Session, tool_transaction
 
 
 class Noting(Transactional):

@@ -37,10 +37,9 @@ from ringfence import (
     ToolExecutor,
     ToolResult,
 )
-from ringfence.participants import Change
 from ringfence.prompt import PolicyDecision, PromptTemplate
 from ringfence.resources import Binding
-from ringfence.runtime import Append, SlicePolicy, append_all, final_receipts, tool_transaction
+from ringfence.runtime import Append, Change, SlicePolicy, append_all, final_receipts, tool_transaction
 from ringfence.testing.looking import tree_of
 from ringfence_sandbox import Workspace
 

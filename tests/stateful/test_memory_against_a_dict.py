@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ringfence.filesystem import Filesystem, FilesystemSnapshot, InMemoryFilesystem
-from ringfence.participants import Change, FileVersion
+from ringfence.runtime import Change, FileVersion
 from ringfence.testing import HeldCall
 
 

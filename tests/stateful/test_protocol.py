@@ -27,7 +27,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from real_git import blob_id, objects_of
 
-from ringfence.participants import CLEAN, RollbackReport
+from ringfence.participants import CLEAN
+from ringfence.runtime import RollbackReport
 from ringfence.testing import HeldCall, held_call
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_workspace.history.log import Log

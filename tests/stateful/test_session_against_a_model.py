@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from ringfence.errors import SnapshotRestoreError
-from ringfence.participants import CURRENT_CALL, CallInfo
+from ringfence.participants import CURRENT_CALL
 from ringfence.runtime import (
     Append,
+    CallInfo,
     Clear,
     Extend,
     Receipt,

@@ -16,7 +16,6 @@ import pytest
 from ringfence import PromptValidationError
 from ringfence.adapters import PromptEvaluationError, Request, ScriptedAdapter, ToolExecutor, Turn
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.participants import Change
 from ringfence.prompt import (
     MarkdownSection,
     PathPolicy,
@@ -31,6 +30,7 @@ from ringfence.prompt import (
 from ringfence.runtime import (
     Budget,
     BudgetTracker,
+    Change,
     Deadline,
     Receipt,
     Session,

@@ -15,9 +15,8 @@ import pytest
 
 from ringfence import PromptValidationError, ToolValidationError
 from ringfence.adapters import ToolExecutor
-from ringfence.participants import Change, FileVersion
 from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy
-from ringfence.runtime import Deadline, Session
+from ringfence.runtime import Change, Deadline, FileVersion, Session
 from ringfence_cli import options
 from ringfence_sandbox import CommandResult, PodmanSandbox, SandboxLimits
 from ringfence_tools import PodmanSandboxSection

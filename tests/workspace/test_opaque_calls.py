@@ -22,7 +22,6 @@ from real_git import git
 from ringfence import Binding, Filesystem, InMemoryFilesystem, Prompt, PromptTemplate, Session
 from ringfence.adapters import ScriptedAdapter, ToolCallResult, ToolExecutor
 from ringfence.errors import TransactionError
-from ringfence.participants import CallInfo, CallLock, Change, RollbackReport, Transactional
 from ringfence.prompt import (
     DeletionLimitPolicy,
     MarkdownSection,
@@ -33,7 +32,7 @@ from ringfence.prompt import (
     ToolResult,
     ToolsSection,
 )
-from ringfence.runtime import Receipt, tool_transaction
+from ringfence.runtime import CallInfo, CallLock, Change, Receipt, RollbackReport, Transactional, tool_transaction
 from ringfence.testing import HeldCall, held_call
 from ringfence_sandbox import CallProcess, HostFilesystem, ScanLimits, Workspace
 from ringfence_tools import VfsToolsSection

@@ -14,7 +14,7 @@ from effort import kill_points
 from killing import killed_at
 
 from ringfence.errors import WorkspaceLockedError
-from ringfence.participants import Step
+from ringfence.runtime import Step
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, ScanLimits, Workspace
 from ringfence_workspace.tree.kernel import injected

@@ -15,7 +15,8 @@ from counting import count_calls
 from real_git import git, needs_git, repository
 
 from ringfence.errors import TransactionError
-from ringfence.participants import CURRENT_CALL, CallInfo
+from ringfence.participants import CURRENT_CALL
+from ringfence.runtime import CallInfo
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
 

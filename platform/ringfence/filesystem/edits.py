@@ -20,7 +20,7 @@ MAX_LISTED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class Replacement:
     """A file after ``count`` replacements. ``lines`` has the line of `content`, from 1, where each of them begins."""
 
     content: bytes
@@ -28,7 +28,7 @@ class Edit:
     lines: tuple[int, ...]
 
 
-def replace_exact(content: bytes, old: str, new: str, *, replace_all: bool = False) -> Edit:
+def replace_exact(content: bytes, old: str, new: str, *, replace_all: bool = False) -> Replacement:
     """Replace the only occurrence of `old` by `new`, or every occurrence with ``replace_all``.
 
     Text is matched in UTF-8, byte for byte. A file in UTF-16 or UTF-32 keeps its encoding. Line ends are the
@@ -77,7 +77,7 @@ def replace_exact(content: bytes, old: str, new: str, *, replace_all: bool = Fal
             "the replacement is what stands there already (line ends are kept): there is nothing to change"
         )
     check_same_encoding(content, new, "new_string")
-    return Edit(from_utf8(edited, encoding), len(lines), tuple(lines))
+    return Replacement(from_utf8(edited, encoding), len(lines), tuple(lines))
 
 
 def check_same_encoding(content: bytes, text: str, what: str) -> None:

@@ -20,7 +20,7 @@ CACHE_SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class IgnoreRule:
     """One line of a ``.gitignore``."""
 
     matches: Callable[[str], object]
@@ -30,7 +30,7 @@ class Rule:
     directories_only: bool
 
 
-Rules: TypeAlias = tuple[tuple[int, tuple[Rule, ...]], ...]
+Rules: TypeAlias = tuple[tuple[int, tuple[IgnoreRule, ...]], ...]
 """The rules of directories, from the root down; the last that matches decides. Each with the place in a path where
 names below its directory begin. The rules of one directory are in reverse order."""
 
@@ -44,13 +44,13 @@ def is_ignored(rules: Rules, path: str, name: str, *, is_directory: bool) -> boo
     return False
 
 
-def parse_rules(content: bytes) -> tuple[Rule, ...]:
+def parse_rules(content: bytes) -> tuple[IgnoreRule, ...]:
     """Return the rules of an ignore file, the last one first."""
     lines = content.decode("utf-8", "surrogateescape").split("\n")
     return tuple(rule for line in reversed(lines) if line.strip() and (rule := _parse_rule(line)) is not None)
 
 
-def _parse_rule(line: str) -> Rule | None:
+def _parse_rule(line: str) -> IgnoreRule | None:
     """Parse a line as gitignore(5) says. Return None for a comment or a line that matches nothing."""
     line = line.removeprefix("\ufeff").removesuffix("\r")
     if line.startswith("#"):
@@ -64,7 +64,7 @@ def _parse_rule(line: str) -> Rule | None:
         matches = compiled_glob(bare.replace("[^", "[!")).matches
     except ValueError:
         return None
-    return Rule(matches, "/" not in bare, ignores, directories_only=bare != pattern)
+    return IgnoreRule(matches, "/" not in bare, ignores, directories_only=bare != pattern)
 
 
 def _strip_spaces(pattern: str) -> str:

@@ -40,7 +40,7 @@ from ringfence.filesystem.protocol import (
     encode_text,
 )
 from ringfence.filesystem.search import glob_below, grep_files, path_filter
-from ringfence.filesystem.tree import Directory, File, Link, Node, Savepoint, Tree, content_at, differences
+from ringfence.filesystem.tree import Link, MemoryDirectory, MemoryFile, Node, Savepoint, Tree, content_at, differences
 from ringfence.participants import (
     CLEAN,
     LOCK_PATIENCE_SECONDS,
@@ -66,7 +66,7 @@ _KEPT_TEXT_BYTES = 1 << 18
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySnapshot(FilesystemSnapshot):
     tree: Tree = field(repr=False, compare=False)
-    state: Directory = field(repr=False, compare=False)
+    state: MemoryDirectory = field(repr=False, compare=False)
 
 
 class InMemoryFilesystem(Transactional):
@@ -143,7 +143,7 @@ class InMemoryFilesystem(Transactional):
 
     def _content(self, path: str) -> bytes:
         node = self._tree.find(path, follow=False)[1]
-        return node.content if isinstance(node, File) else b""
+        return node.content if isinstance(node, MemoryFile) else b""
 
     def resolve(self, path: str) -> str:
         return self._tree.find(normalise(path))[0]
@@ -207,11 +207,11 @@ class InMemoryFilesystem(Transactional):
         place, node = self._place(normal, follow=mode != "create", parents=create_parents)
         now = self._tree.clock()
         if node is None:
-            file = File(content, 0o644, now, now)
+            file = MemoryFile(content, 0o644, now, now)
         elif mode == "create":
             raise os_error(errno.EEXIST, normal)
-        elif isinstance(node, File):
-            file = File(node.content + content if mode == "append" else content, node.mode, now, node.birth_ns)
+        elif isinstance(node, MemoryFile):
+            file = MemoryFile(node.content + content if mode == "append" else content, node.mode, now, node.birth_ns)
         else:
             raise os_error(errno.EISDIR, normal)
         self._tree.put(place, file)
@@ -223,7 +223,7 @@ class InMemoryFilesystem(Transactional):
         with self.lock.mutex:
             self._admit()
             place, node = self._itself(normal)
-            if isinstance(node, Directory) and node.entries and not recursive:
+            if isinstance(node, MemoryDirectory) and node.entries and not recursive:
                 raise IsADirectoryError(errno.ENOTEMPTY, "the directory is not empty, it takes recursive=True", normal)
             self._tree.put(place, None)
 
@@ -232,7 +232,7 @@ class InMemoryFilesystem(Transactional):
         with self.lock.mutex:
             self._admit()
             if self._tree.find(normal, follow=False)[1] is not None:
-                if not exist_ok or not isinstance(self._tree.target(normal), Directory):
+                if not exist_ok or not isinstance(self._tree.target(normal), MemoryDirectory):
                     raise os_error(errno.EEXIST, normal)
                 return
             place, _ = self._place(normal, follow=False, parents=parents)
@@ -252,9 +252,9 @@ class InMemoryFilesystem(Transactional):
                 return
             if f"{new}/".startswith(f"{old}/"):
                 raise ValueError(f"a directory cannot be moved into itself: {source!r} to {target!r}")
-            if isinstance(there, Directory):
+            if isinstance(there, MemoryDirectory):
                 raise IsADirectoryError(errno.EISDIR, "is a directory, which a move does not replace", new)
-            if there is not None and isinstance(node, Directory):
+            if there is not None and isinstance(node, MemoryDirectory):
                 raise NotADirectoryError(errno.ENOTDIR, "is no directory, so a directory cannot replace it", new)
             self._tree.move(old, new)
 
@@ -264,8 +264,8 @@ class InMemoryFilesystem(Transactional):
         with self.lock.mutex:
             self._admit()
             place, node = self._existing(normal)
-            if isinstance(node, File):
-                self._tree.put(place, File(node.content, mode, node.mtime_ns, node.birth_ns))
+            if isinstance(node, MemoryFile):
+                self._tree.put(place, MemoryFile(node.content, mode, node.mtime_ns, node.birth_ns))
             else:
                 self._tree.set_directory(place, mode=mode)
 
@@ -297,7 +297,7 @@ class InMemoryFilesystem(Transactional):
         node = self._itself(normal)[1]
         if isinstance(node, Link):
             return _stat(normal, self._existing(normal)[1], is_link=True)
-        if not isinstance(node, File):
+        if not isinstance(node, MemoryFile):
             return _stat(normal, node)
         if node.stat is None or node.stat.path != normal:
             node.stat = _stat(normal, node)
@@ -306,15 +306,15 @@ class InMemoryFilesystem(Transactional):
     def list(self, path: str = "") -> Sequence[FileEntry]:
         normal = normalise(path)
         node = self._existing(normal)[1]
-        if not isinstance(node, Directory):
+        if not isinstance(node, MemoryDirectory):
             raise os_error(errno.ENOTDIR, normal)
         return self._tree.list(node, _prefix(normal))
 
     def glob(self, pattern: str, *, path: str = "") -> Sequence[GlobMatch]:
         normal = normalise(path)
         top = self._tree.find(normal)[1]
-        if not isinstance(top, Directory):
-            top = Directory(0, 0, 0, 0)  # an empty tree: a bad pattern is an error here too
+        if not isinstance(top, MemoryDirectory):
+            top = MemoryDirectory(0, 0, 0, 0)  # an empty tree: a bad pattern is an error here too
         return glob_below(pattern, self._tree, top, _prefix(normal))
 
     def grep(
@@ -328,7 +328,7 @@ class InMemoryFilesystem(Transactional):
     ) -> Sequence[GrepMatch]:
         normal = normalise(path)
         top = self._existing(normal)[1]
-        if isinstance(top, Directory):
+        if isinstance(top, MemoryDirectory):
             prefix = _prefix(normal)
             files = self._tree.contents(top, prefix)
         else:
@@ -379,13 +379,13 @@ class InMemoryFilesystem(Transactional):
     def load(self, path: str, content: bytes, *, mode: int = 0o644, mtime_ns: int | None = None) -> None:
         """Store a file with its permission bits and time. This also fills a read-only filesystem."""
         with self.lock.mutex:
-            place, now = self._loading(below_root(path), File, os_error(errno.EISDIR, path))
-            self._tree.put(place, File(content, mode, now if mtime_ns is None else mtime_ns, now))
+            place, now = self._loading(below_root(path), MemoryFile, os_error(errno.EISDIR, path))
+            self._tree.put(place, MemoryFile(content, mode, now if mtime_ns is None else mtime_ns, now))
 
     def load_directory(self, path: str, *, mode: int = 0o755, mtime_ns: int | None = None) -> None:
         """Set a directory's permission bits and time. Loading a file into it afterwards changes the time again."""
         with self.lock.mutex:
-            place, _ = self._loading(normalise(path), Directory, os_error(errno.EEXIST, path))
+            place, _ = self._loading(normalise(path), MemoryDirectory, os_error(errno.EEXIST, path))
             self._tree.set_directory(place, mode=mode, mtime_ns=mtime_ns)
 
     def load_symlink(self, path: str, target: str, *, mtime_ns: int | None = None) -> None:
@@ -418,19 +418,19 @@ class InMemoryFilesystem(Transactional):
             return own
         return call if own is None or call.within(own) else own
 
-    def _note_read(self, place: str, file: File, content: str | bytes) -> None:
+    def _note_read(self, place: str, file: MemoryFile, content: str | bytes) -> None:
         call = self._innermost_call()
         if call is not None and not call.sealed and (content or not file.content):
             call.note_read(self.lock, place, file.sha256)
 
-    def _state(self, snapshot: FilesystemSnapshot) -> Directory:
+    def _state(self, snapshot: FilesystemSnapshot) -> MemoryDirectory:
         if not isinstance(snapshot, MemorySnapshot) or snapshot.tree is not self._tree:
             raise SnapshotRestoreError(
                 f"the snapshot {snapshot.snapshot_id!r} is of another filesystem, or one that nobody holds any more"
             )
         return snapshot.state
 
-    def _existing(self, normal: str) -> tuple[str, File | Directory]:
+    def _existing(self, normal: str) -> tuple[str, MemoryFile | MemoryDirectory]:
         place, node = self._itself(normal, follow=True)
         assert not isinstance(node, Link)  # a followed path never ends at a link
         return place, node
@@ -443,17 +443,17 @@ class InMemoryFilesystem(Transactional):
             raise obstacle or os_error(errno.ENOENT, normal)
         return place, node
 
-    def _file(self, normal: str) -> tuple[str, File]:
+    def _file(self, normal: str) -> tuple[str, MemoryFile]:
         node: Any = self._tree.root
         try:
             for name in normal.split("/"):  # the common case, without links, in one loop
                 node = node.entries[name]
         except (KeyError, AttributeError):
             node = None
-        if type(node) is File:
+        if type(node) is MemoryFile:
             return normal, node
         place, node, _ = self._tree.find(normal)
-        if type(node) is File:
+        if type(node) is MemoryFile:
             return place, node
         self._existing(normal)
         raise os_error(errno.EISDIR, normal)
@@ -480,8 +480,8 @@ def _prefix(normal: str) -> str:
     return f"{normal}/" if normal else ""
 
 
-def _stat(path: str, node: File | Directory, *, is_link: bool = False) -> FileStat:
-    is_file = isinstance(node, File)
+def _stat(path: str, node: MemoryFile | MemoryDirectory, *, is_link: bool = False) -> FileStat:
+    is_file = isinstance(node, MemoryFile)
     return FileStat(
         path or "/",
         is_file,

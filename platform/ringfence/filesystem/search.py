@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from importlib import import_module
 from itertools import takewhile
@@ -48,7 +48,7 @@ class Directories(Protocol[DirectoryT]):
 _Test: TypeAlias = Callable[[str], object]
 
 
-class Glob:
+class GlobPattern:
     """A glob pattern.
 
     ``*``, ``?`` and ``[...]`` (``[!...]``) match within a name. ``**`` as a whole segment matches any directories. Case
@@ -125,14 +125,14 @@ def _ending(pattern: str) -> str | None:
     return pattern[1:] if pattern[0] == "*" and not _MAGIC.search(pattern, 1) else None
 
 
-compiled_glob = lru_cache(maxsize=256)(Glob)
+compiled_glob = lru_cache(maxsize=256)(GlobPattern)
 
 
 def path_filter(pattern: str) -> Callable[[str], bool]:
     """`pattern` as a filter of relative paths: without a "/" it is matched against their last names.
 
     Raises:
-        ValueError: See `Glob`.
+        ValueError: See `GlobPattern`.
     """
     matches = compiled_glob(pattern).matches
     return matches if "/" in pattern else lambda path: matches(path.rpartition("/")[2])
@@ -141,7 +141,7 @@ def path_filter(pattern: str) -> Callable[[str], bool]:
 def glob_below(pattern: str, directories: Directories[DirectoryT], top: DirectoryT, prefix: str) -> list[GlobMatch]:
     """Return the matches below `top`, sorted by path. Links can match and are not followed."""
     glob = compiled_glob(pattern)
-    tests, last, skip = glob.tests, len(glob.tests) - 1, len(prefix)
+    tests, last, below = glob.tests, len(glob.tests) - 1, len(prefix)
     found: list[GlobMatch] = []
     waiting = [(top, prefix, 0)]
     while waiting:
@@ -162,14 +162,18 @@ def glob_below(pattern: str, directories: Directories[DirectoryT], top: Director
             test = tests[last]
         if glob.directories_only:
             children = [child for child in children if child[2] is not None]
-        if depth < last - 1:
-            found += [match for _, match, _ in children if glob.matches(match.path[skip:])]
-        elif (ending := glob.ending) is not None:  # equivalent to `test` in half the time
-            found += [match for name, match, _ in children if name.endswith(ending)]
-        elif test is not None:
-            found += [match for name, match, _ in children if test(name)]
+        found += _matching(children, glob, None if depth < last - 1 else test, below)
     found.sort(key=attrgetter("path"))
     return found
+
+
+def _matching(children: Iterable[Child[Any]], glob: GlobPattern, test: _Test | None, below: int) -> Sequence[GlobMatch]:
+    """The children that match the whole pattern: by their names with a ``test``, else by their paths from ``below``."""
+    if test is None:
+        return [match for _, match, _ in children if glob.matches(match.path[below:])]
+    if (ending := glob.ending) is not None:  # equivalent to `test` in half the time
+        return [match for name, match, _ in children if name.endswith(ending)]
+    return [match for name, match, _ in children if test(name)]
 
 
 _Find: TypeAlias = Callable[[bytes, int], tuple[int, int] | None]

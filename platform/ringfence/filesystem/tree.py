@@ -30,7 +30,7 @@ MAX_LINK_HOPS = 40
 
 
 @final
-class File:
+class MemoryFile:
     __slots__ = (
         "_file_version",
         "_newlines",
@@ -92,7 +92,7 @@ class Link:
 
 
 @final
-class Directory:
+class MemoryDirectory:
     __slots__ = (
         "birth_ns",
         "children",
@@ -112,15 +112,15 @@ class Directory:
         self.generation: Final = generation
         self.version = 0
         """The number of changes in place. It rises after each change: values derived during a change are outdated."""
-        self.children: tuple[int, str, tuple[Child[Directory], ...]] | None = None
+        self.children: tuple[int, str, tuple[Child[MemoryDirectory], ...]] | None = None
         self.listing: tuple[int, str, tuple[FileEntry, ...]] | None = None
 
     @property
     def file_version(self) -> FileVersion:
         return FileVersion("directory", self.mode, 0)
 
-    def copy(self, generation: int) -> Directory:
-        twin = Directory(generation, self.mode, self.mtime_ns, self.birth_ns)
+    def copy(self, generation: int) -> MemoryDirectory:
+        twin = MemoryDirectory(generation, self.mode, self.mtime_ns, self.birth_ns)
         twin.entries = self.entries.copy()
         return twin
 
@@ -133,12 +133,12 @@ class Directory:
         self.version += 1
 
 
-Node: TypeAlias = File | Link | Directory
+Node: TypeAlias = MemoryFile | Link | MemoryDirectory
 
 Found: TypeAlias = tuple[str, Node | None, OSError | None]
 """A resolved path, its node, and the error for creating it: a file is in the way, or a link dangles."""
 
-UndoRecord: TypeAlias = tuple[str, Node | int | None, str, Directory, int]
+UndoRecord: TypeAlias = tuple[str, Node | int | None, str, MemoryDirectory, int]
 """A path, its node before the change, its name, its directory (valid until it is frozen), and the directory's time.
 
 For the path "" the node is the frozen root of the whole tree. A number instead of a node is a directory's permission
@@ -157,7 +157,7 @@ class Tree:
         self.clock = clock
         now = clock()
         self._generation = 0
-        self.root = Directory(0, 0o755, now, now)
+        self.root = MemoryDirectory(0, 0o755, now, now)
         self._log: list[UndoRecord] | None = None
         """The undo records. Each record precedes its change: an interrupt between them does no harm."""
         self._logged: set[str] | None = None
@@ -166,12 +166,12 @@ class Tree:
         The set is cleared by each savepoint, and by each change to a whole directory.
         """
 
-    def freeze(self) -> Directory:
+    def freeze(self) -> MemoryDirectory:
         """Freeze the current state and return its root, in O(1)."""
         self._generation += 1
         return self.root
 
-    def go_back(self, root: Directory) -> None:
+    def go_back(self, root: MemoryDirectory) -> None:
         """Make a frozen root the current one, in O(1)."""
         self._log_all()
         self._generation += 1
@@ -209,7 +209,7 @@ class Tree:
         log, length, _ = savepoint
         first: dict[str, Node | None] = {}
         for path, node, *_ in log[length:]:
-            if isinstance(node, int) or (type(node) is Directory and (node.entries or not path)):
+            if isinstance(node, int) or (type(node) is MemoryDirectory and (node.entries or not path)):
                 return differences(self.state_at(savepoint), self.root)
             first.setdefault(path, node)
         changes: list[Change] = []
@@ -219,7 +219,7 @@ class Tree:
                 changes.append(Change(path, was and was.file_version, now and now.file_version))
         return changes
 
-    def state_at(self, savepoint: Savepoint) -> Directory:
+    def state_at(self, savepoint: Savepoint) -> MemoryDirectory:
         before = Tree(self.clock)
         before.root = self.freeze()
         before._generation = self._generation
@@ -242,13 +242,13 @@ class Tree:
             directory.put(name, node)
         directory.mtime_ns = mtime_ns
 
-    def _log_node(self, path: str, node: Node | None, name: str, directory: Directory) -> None:
+    def _log_node(self, path: str, node: Node | None, name: str, directory: MemoryDirectory) -> None:
         log, logged = self._log, self._logged
         if log is None:
             return
-        if logged is None or (type(node) is Directory and node.entries):
+        if logged is None or (type(node) is MemoryDirectory and node.entries):
             self._logged = logged = _no_paths()
-        elif path in logged and type(node) is File:
+        elif path in logged and type(node) is MemoryFile:
             return
         log.append((path, node, name, directory, directory.mtime_ns))
         logged.add(path)
@@ -299,14 +299,10 @@ class Tree:
             node = None if missing else above[-1].entries.get(name)
             if type(node) is Link and (pending or follow):
                 hops += 1
-                if hops > MAX_LINK_HOPS:
-                    raise os_error(errno.ELOOP, path)
-                if node.target.startswith("/"):
-                    raise outside(path)
-                pending.extend(part for part in reversed(node.target.split("/")) if part not in ("", "."))
+                pending += _names_of_target(node, path, hops)
                 continue
             names.append(name)
-            if type(node) is Directory:
+            if type(node) is MemoryDirectory:
                 above.append(node)
                 continue
             if node is not None and not pending:
@@ -340,7 +336,7 @@ class Tree:
     def move(self, source: str, target: str) -> None:
         """Rename a node. Missing directories above the new path are made."""
         node = self.find(source, follow=False)[1]
-        if type(node) is Directory:
+        if type(node) is MemoryDirectory:
             self._log_all()
         self.put(target, node)
         self.put(source, None)
@@ -375,7 +371,7 @@ class Tree:
             old = directory.entries[name]
         except (KeyError, AttributeError):  # the path is missing, or has a file in the way
             return False
-        if type(old) is not File:
+        if type(old) is not MemoryFile:
             return False
         log, logged = self._log, self._logged
         if log is not None and (logged is None or path not in logged):  # `_log_node`, inlined for a file
@@ -383,11 +379,11 @@ class Tree:
             if logged is None:
                 self._logged = logged = _no_paths()
             logged.add(path)
-        directory.entries[name] = File(content, old.mode, self.clock(), old.birth_ns)
+        directory.entries[name] = MemoryFile(content, old.mode, self.clock(), old.birth_ns)
         directory.version += 1
         return True
 
-    def changeable(self, path: str) -> Directory:
+    def changeable(self, path: str) -> MemoryDirectory:
         """Return the directory at a path for a change. It is made if it is missing, and copied if it is frozen."""
         generation = self._generation
         directory = self.root
@@ -401,7 +397,7 @@ class Tree:
                 self._log_node("/".join(names[:depth]), None, name, directory)
                 directory.mtime_ns = child.mtime_ns
                 directory.put(name, child)
-            elif type(child) is not Directory:
+            elif type(child) is not MemoryDirectory:
                 raise os_error(errno.ENOTDIR, path)
             elif child.generation != generation:
                 child = child.copy(generation)
@@ -409,16 +405,16 @@ class Tree:
             directory = child
         return directory
 
-    def new_directory(self) -> Directory:
+    def new_directory(self) -> MemoryDirectory:
         now = self.clock()
-        return Directory(self._generation, 0o755, now, now)
+        return MemoryDirectory(self._generation, 0o755, now, now)
 
-    def child(self, directory: Directory, prefix: str, name: str) -> Child[Directory] | None:
+    def child(self, directory: MemoryDirectory, prefix: str, name: str) -> Child[MemoryDirectory] | None:
         """The item of `children` for one name. None if the name is missing."""
         node = directory.entries.get(name)
         return None if node is None else self._child(prefix, name, node)
 
-    def children(self, directory: Directory, prefix: str) -> tuple[Child[Directory], ...]:
+    def children(self, directory: MemoryDirectory, prefix: str) -> tuple[Child[MemoryDirectory], ...]:
         """The children of a directory, in the order of the paths of all files below them."""
         known, version = directory.children, directory.version
         if known is not None and known[0] == version and known[1] == prefix:
@@ -429,13 +425,13 @@ class Tree:
             directory.children = (version, prefix, children)
         return children
 
-    def _child(self, prefix: str, name: str, node: Node) -> Child[Directory]:
+    def _child(self, prefix: str, name: str, node: Node) -> Child[MemoryDirectory]:
         path = prefix + name
-        if type(node) is Directory:
+        if type(node) is MemoryDirectory:
             return name, GlobMatch(path, False), node
-        return name, GlobMatch(path, type(node) is File or type(self.target(path)) is File), None
+        return name, GlobMatch(path, type(node) is MemoryFile or type(self.target(path)) is MemoryFile), None
 
-    def list(self, directory: Directory, prefix: str) -> tuple[FileEntry, ...]:
+    def list(self, directory: MemoryDirectory, prefix: str) -> tuple[FileEntry, ...]:
         """The entries of a directory, sorted by name."""
         known, version = directory.listing, directory.version
         if known is not None and known[0] == version and known[1] == prefix:
@@ -449,10 +445,12 @@ class Tree:
     def _entry(self, prefix: str, name: str, node: Node) -> FileEntry:
         path = prefix + name
         there = self.target(path) if type(node) is Link else node
-        size = len(there.content) if type(there) is File else 0
-        return FileEntry(name, path, type(there) is File, type(there) is Directory, size, type(node) is Link)
+        size = len(there.content) if type(there) is MemoryFile else 0
+        return FileEntry(
+            name, path, type(there) is MemoryFile, type(there) is MemoryDirectory, size, type(node) is Link
+        )
 
-    def contents(self, directory: Directory, prefix: str) -> Iterator[tuple[str, bytes]]:
+    def contents(self, directory: MemoryDirectory, prefix: str) -> Iterator[tuple[str, bytes]]:
         """Yield the path and bytes of each file below a directory, in the order of paths. Links are skipped."""
         waiting = [(directory, iter(self.children(directory, prefix)))]
         while waiting:
@@ -462,7 +460,7 @@ class Tree:
                     waiting.append((subdirectory, iter(self.children(subdirectory, f"{match.path}/"))))
                     break
                 node = directory.entries.get(name)
-                if type(node) is File:
+                if type(node) is MemoryFile:
                     yield match.path, node.content
             else:
                 waiting.pop()
@@ -475,13 +473,13 @@ def _no_paths() -> set[str]:
 def _walk_key(found: tuple[str, Node]) -> str:
     # "a.txt" comes before "a/b": the key of a directory is its name with a "/".
     name, node = found
-    return f"{name}/" if type(node) is Directory else name
+    return f"{name}/" if type(node) is MemoryDirectory else name
 
 
-_NOTHING = Directory(0, 0, 0, 0)
+_NOTHING = MemoryDirectory(0, 0, 0, 0)
 
 
-def differences(before: Directory, after: Directory) -> list[Change]:
+def differences(before: MemoryDirectory, after: MemoryDirectory) -> list[Change]:
     """Return the changes between two states, sorted by path. Shared subtrees are skipped.
 
     Bytes, kinds, permission bits and link targets are compared. Times are not.
@@ -499,20 +497,29 @@ def differences(before: Directory, after: Directory) -> list[Change]:
             path = prefix + name
             if not _alike(was, now):
                 changes.append(Change(path, was and was.file_version, now and now.file_version))
-            below_was = was if type(was) is Directory else _NOTHING
-            below_now = now if type(now) is Directory else _NOTHING
+            below_was = was if type(was) is MemoryDirectory else _NOTHING
+            below_now = now if type(now) is MemoryDirectory else _NOTHING
             if below_was is not below_now:
                 waiting.append((f"{path}/", below_was, below_now))
     changes.sort(key=attrgetter("path"))
     return changes
 
 
-def content_at(root: Directory, path: str) -> bytes:
+def _names_of_target(link: Link, path: str, hops: int) -> Sequence[str]:
+    """The names in the target of a link on the way of `path`, the last one first. ``hops`` counts the links."""
+    if hops > MAX_LINK_HOPS:
+        raise os_error(errno.ELOOP, path)
+    if link.target.startswith("/"):
+        raise outside(path)
+    return [part for part in reversed(link.target.split("/")) if part not in ("", ".")]
+
+
+def content_at(root: MemoryDirectory, path: str) -> bytes:
     """Return the bytes of the file at a resolved path in a frozen state. Raises FileNotFoundError."""
     node: Any = root
     for name in path.split("/"):
-        node = node.entries.get(name) if type(node) is Directory else None
-    if type(node) is not File:
+        node = node.entries.get(name) if type(node) is MemoryDirectory else None
+    if type(node) is not MemoryFile:
         raise os_error(errno.ENOENT, path)
     return node.content
 
@@ -520,8 +527,8 @@ def content_at(root: Directory, path: str) -> bytes:
 def _alike(was: Node | None, now: Node | None) -> bool:
     if was is now:
         return True
-    if type(was) is File and type(now) is File:
+    if type(was) is MemoryFile and type(now) is MemoryFile:
         return was.mode == now.mode and was.content == now.content
-    if type(was) is Directory and type(now) is Directory:
+    if type(was) is MemoryDirectory and type(now) is MemoryDirectory:
         return was.mode == now.mode
     return type(was) is Link and type(now) is Link and was.target == now.target

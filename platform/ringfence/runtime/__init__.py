@@ -17,6 +17,7 @@ from ringfence.limits import (
     RunOptions,
     TokenUsage,
 )
+from ringfence.participants import CallInfo, CallLock, Change, FileVersion, RollbackReport, Step, Transactional
 from ringfence.receipts import HostTraffic, PolicyVerdict, Receipt, final_receipts
 from ringfence.runtime.transaction import Transaction, create_snapshot, restore_snapshot, tool_transaction
 from ringfence.secrets import MaskedStream, Secrets, masked_logs
@@ -52,7 +53,10 @@ __all__ = [
     "Budget",
     "BudgetExceededError",
     "BudgetTracker",
+    "CallInfo",
+    "CallLock",
     "Cancellation",
+    "Change",
     "Clear",
     "ClearAllVisibilityOverrides",
     "ClearVisibilityOverride",
@@ -62,6 +66,7 @@ __all__ = [
     "DispatchResult",
     "Dispatcher",
     "Extend",
+    "FileVersion",
     "HandlerFailure",
     "Heartbeat",
     "HostTraffic",
@@ -76,6 +81,7 @@ __all__ = [
     "RenderedTools",
     "Replace",
     "RestoreFailedError",
+    "RollbackReport",
     "RunContext",
     "RunOptions",
     "Secrets",
@@ -88,6 +94,7 @@ __all__ = [
     "Snapshot",
     "SnapshotMetadata",
     "SnapshotRestoreError",
+    "Step",
     "TokenUsage",
     "ToolCallStarted",
     "ToolInvoked",
@@ -95,6 +102,7 @@ __all__ = [
     "ToolSchema",
     "Transaction",
     "TransactionError",
+    "Transactional",
     "VisibilityOverrides",
     "append_all",
     "create_snapshot",

@@ -29,7 +29,7 @@ from ringfence.errors import (
 )
 from ringfence.failures import describe_error, place_in
 from ringfence.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions
-from ringfence.participants import Participants, Transactional, current_call, set_current_call, sort_participants
+from ringfence.participants import SortedParticipants, Transactional, current_call, set_current_call, sort_participants
 from ringfence.receipts import Outcome, PolicyVerdict, Receipt, network_of
 from ringfence.resources import CallResources
 from ringfence.runtime.binding import BoundTool, bind_tool
@@ -285,7 +285,7 @@ class ToolExecutor:
         call.transaction.opaque = bound.opaque
         return bound
 
-    def _participants_now(self, call: Call) -> Participants:
+    def _participants_now(self, call: Call) -> SortedParticipants:
         """The participants: the session and the live resources. They are sorted again only after a change."""
         assert call.context.scope is not None
         resources = call.context.scope.participants
@@ -449,11 +449,7 @@ class ToolExecutor:
                 call.result = replace(result, message=message, success=False)
                 call.rendered = "" if result.exclude_value_from_context else result.render()
             return
-        if result.value is not None and not result.exclude_value_from_context:
-            rendered = result.render()
-            # `render()` may put a secret together that no field of the value has.
-            call.rendered = self.session.secrets.mask(rendered) if self.session.secrets else rendered
-            call.is_masked |= call.rendered is not rendered
+        self._render(call)
         if not result.success:
             return
         if tool.read_only and transaction.changed(self.session):
@@ -462,17 +458,7 @@ class ToolExecutor:
             transaction.reads.clear()  # what the model was not shown
             message = f"{result.message}; secrets in it are masked, and what is masked does not count as read"
             call.result = result = replace(result, message=message)
-        for policy in tool.result_policies:
-            if transaction.ended:
-                raise call.ended_error()
-            try:
-                policy.on_result(tool.tool, call.params, result, context=call.context)
-            except (RingfenceError, OSError):  # in words for the model
-                raise
-            except Exception as error:
-                raise TransactionError(
-                    f"the policy {policy.name} failed on the result: {describe_error(error)}"
-                ) from error
+        self._show_to_policies(call, tool)
         call.invoked = self._event(call)
         with self.session.lock.mutex:  # no outer call can roll back meanwhile
             if transaction.ended:
@@ -482,6 +468,28 @@ class ToolExecutor:
         if call.context.cancellation is not None:
             call.context.cancellation.check()
         call.outcome = "committed"
+
+    def _render(self, call: Call) -> None:
+        """Render the value for the model."""
+        if call.result.value is not None and not call.result.exclude_value_from_context:
+            rendered = call.result.render()
+            # `render()` may put a secret together that no field of the value has.
+            call.rendered = self.session.secrets.mask(rendered) if self.session.secrets else rendered
+            call.is_masked |= call.rendered is not rendered
+
+    def _show_to_policies(self, call: Call, tool: BoundTool) -> None:
+        """Call the policies that record results, within the transaction."""
+        for policy in tool.result_policies:
+            if call.transaction.ended:
+                raise call.ended_error()
+            try:
+                policy.on_result(tool.tool, call.params, call.result, context=call.context)
+            except (RingfenceError, OSError):  # in words for the model
+                raise
+            except Exception as error:
+                raise TransactionError(
+                    f"the policy {policy.name} failed on the result: {describe_error(error)}"
+                ) from error
 
     def _commit(self, call: Call) -> None:
         """Commit the transaction. A failure here rolls the call back."""

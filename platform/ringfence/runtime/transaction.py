@@ -25,9 +25,9 @@ from ringfence.participants import (
     Change,
     Contents,
     Mark,
-    Participants,
     RollbackReport,
     Snapshotable,
+    SortedParticipants,
     Step,
     Transactional,
     current_call,
@@ -82,7 +82,7 @@ class Transaction(CallInfo):
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None, *, opaque: bool = False) -> None:
         super().__init__(call_id, tool, parent, opaque=opaque)
         self.state = CallState.PREPARING
-        self._participants = Participants({})
+        self._participants = SortedParticipants({})
         self._marks: dict[CallLock, Mark] = {}
         self._children: set[Transaction] = set()
         self._inner_receipts: list[tuple[Session, Receipt]] = []
@@ -104,7 +104,7 @@ class Transaction(CallInfo):
     def _is_superseded(self) -> bool:
         return self.state is CallState.SUPERSEDED
 
-    def acquire(self, participants: Participants) -> None:
+    def acquire(self, participants: SortedParticipants) -> None:
         """Acquire every participant.
 
         Raises:
@@ -181,7 +181,7 @@ class Transaction(CallInfo):
                 mark = participant.begin(self) if has_begun else None
                 with _guard:
                     self._refuse_late(participant)
-                    self._participants = Participants({**self._held, lock: participant})
+                    self._participants = SortedParticipants({**self._held, lock: participant})
                     if has_begun:
                         self._marks[lock] = mark
             except BaseException:
