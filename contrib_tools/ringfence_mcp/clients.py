@@ -29,9 +29,9 @@ from ringfence.secrets import Secrets
 from ringfence.session.events import ToolInvoked
 from ringfence.session.session import Session
 from ringfence.session.tool_result import bounded
-from ringfence_mcp.answers import SHOWN_BY_OTHERS
 from ringfence_mcp.descriptions import ITEMS, MESSAGE, is_structured
 from ringfence_mcp.identity import identity_of, label_of
+from ringfence_mcp.mcp_client import SHOWN_BY_OTHERS
 from ringfence_mcp.workspaces import ServedWorkspace
 
 MAX_CLIENTS = 64
@@ -43,7 +43,7 @@ Observe = Callable[[Session], None]
 CUT = "[the structured result was cut: ask for a smaller part]"
 
 
-class Client:
+class ServedClient:
     """One client, or all of one label that have no identity: a session, and the tools on the shared workspace."""
 
     def __init__(self, workspace: ServedWorkspace, observe: Observe, label: str = "", *, shared: bool = False) -> None:
@@ -91,17 +91,17 @@ class Client:
 
 
 class MakeClient(Protocol):
-    def __call__(self, label: str, *, shared: bool) -> Client: ...
+    def __call__(self, label: str, *, shared: bool) -> ServedClient: ...
 
 
-class Clients:
+class ServedClients:
     """The clients of one run of the server, the least recently used first."""
 
     def __init__(self, make_client: MakeClient) -> None:
         self._make_client = make_client
-        self._clients: OrderedDict[str, Client] = OrderedDict()
+        self._clients: OrderedDict[str, ServedClient] = OrderedDict()
 
-    def of(self, context: ServerRequestContext[Any, Any]) -> Client:
+    def of(self, context: ServerRequestContext[Any, Any]) -> ServedClient:
         """Return the client of a request, whose turn it is: no other client has a call that runs. A client that was
         evicted starts anew.
         """

@@ -23,6 +23,12 @@ def identity_of(context: ServerRequestContext[Any, Any]) -> str | None:
     return f"session {session}"
 
 
+def client_name(context: ServerRequestContext[Any, Any]) -> str:
+    """Return what the client calls itself. It may be anything."""
+    params = context.session.client_params
+    return params.client_info.name if params is not None else ""
+
+
 def label_of(context: ServerRequestContext[Any, Any]) -> str:
     """What a client calls itself, for people and models: on one line, with nothing in it that acts or hides."""
     from ringfence_tools.printable import one_line

@@ -17,7 +17,7 @@ from ringfence.limits import Cancellation
 from ringfence.receipts import Receipt
 from ringfence.runtime.tool import Tool
 from ringfence.session.session import Session
-from ringfence_mcp.clients import Client
+from ringfence_mcp.clients import ServedClient
 from ringfence_mcp.options import ServeOptions
 from ringfence_mcp.workspaces import ServedWorkspace, open_workspace, preview_workspace
 from ringfence_sandbox import StateDirectoryError
@@ -127,7 +127,7 @@ class LazyWorkspace:
         """Begin with a client and end it. Return its tools."""
         try:
             with reserve_stdout(sections):
-                client = Client(workspace, lambda session: None, shared=shared)
+                client = ServedClient(workspace, lambda session: None, shared=shared)
                 client.close()
         except (click.ClickException, PromptValidationError, SpecError):
             raise

@@ -29,9 +29,8 @@ from mcp.shared.exceptions import MCPError
 
 from ringfence.escapes import escape_path
 from ringfence.failures import describe_error
-from ringfence_mcp.answers import client_name, shown_characters
 from ringfence_mcp.first_answer import NAME, instructions_of, own_version
-from ringfence_mcp.identity import identity_of
+from ringfence_mcp.identity import client_name, identity_of
 from ringfence_mcp.progress import cancel_on_disconnect, report_progress
 from ringfence_mcp.questions import Elicitation, elicitation_of
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from ringfence.secrets import Secrets
     from ringfence.session.session import Session
     from ringfence_mcp.approvals import Approvals
-    from ringfence_mcp.clients import Clients
+    from ringfence_mcp.clients import ServedClients
     from ringfence_mcp.workspaces import ServedWorkspace
 
 QUEUE_SECONDS = 60.0
@@ -89,7 +88,7 @@ class Openable(Protocol):
 class Connected:
     """The clients of one run of a transport, after the first call."""
 
-    clients: Clients | None = None
+    clients: ServedClients | None = None
     group: TaskGroup | None = None
     """For calls that outlast their first request, if calls are asked about."""
 
@@ -209,6 +208,8 @@ class WorkspaceServer:
         return description.input_schema if description is not None else None
 
     def _answer_limit(self, name: str) -> int:
+        from ringfence_mcp.known_clients import shown_characters
+
         return self._max_answer or shown_characters(name)
 
     async def _list_tools(self, context: Context, params: Page) -> types.ListToolsResult:
@@ -254,12 +255,12 @@ class WorkspaceServer:
     def _call(
         self, context: Context, params: types.CallToolRequestParams, cancellation: Cancellation
     ) -> types.CallToolResult:
-        from ringfence_mcp.clients import Client, Clients
+        from ringfence_mcp.clients import ServedClient, ServedClients
 
         workspace, connected = self._workspace.open(cancellation), context.lifespan_context
         is_first = connected.clients is None
         if connected.clients is None:
-            connected.clients = Clients(partial(Client, workspace, self._workspace.observe))
+            connected.clients = ServedClients(partial(ServedClient, workspace, self._workspace.observe))
         limit = self._answer_limit(client_name(context))
         result = connected.clients.of(context).call(params.name, params.arguments, cancellation, limit)
         if is_first and workspace.recovered:  # few clients show standard error

@@ -30,6 +30,7 @@ MODULES = (
     "ringfence_workspace",
     "ringfence_sandbox",
     "ringfence_batch",
+    "ringfence_mcp",
 )
 NOTE = "<!-- Written by docs/reference/generate.py (make docs). Edit the docstring or the option instead. -->\n"
 

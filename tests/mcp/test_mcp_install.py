@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -11,20 +11,15 @@ from typing import Any
 
 import pytest
 import tomlkit
+from client_programs import make_client_programs
 from command_line import ringfence_text
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ringfence_mcp.config_files import ConfigFile
+from ringfence_tools.client_files import ConfigFile, UneditableFileError
 
-CLAUDE = """\
+QWEN = """\
 {
-  // servers of this project
-  "mcpServers": {
-    "other": {"command": "other"} // keep me
-    /* and me */
-  },
-  "theme": "dark", // and this
+    "mcpServers": {"other": {"command": "other"}},
+    "ui": {"theme": "dünkel"}
 }
 """
 CODEX = """\
@@ -40,6 +35,9 @@ PROJECT_FILES = {
     "gemini": (".gemini/settings.json", ("mcpServers", "ringfence")),
     "opencode": ("opencode.json", ("mcp", "ringfence")),
     "qwen": (".qwen/settings.json", ("mcpServers", "ringfence")),
+}
+EMPTY = ["{", '"mcpServers":', "{}", "}"]
+BY_HAND = {
     "vscode": (".vscode/mcp.json", ("servers", "ringfence")),
     "cursor": (".cursor/mcp.json", ("mcpServers", "ringfence")),
 }
@@ -52,8 +50,13 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def mcp(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Runs the command in the project ``tmp_path / "project"``, with a home of its own; returns what it prints."""
+    """Runs the command in the project ``tmp_path / "project"``, with a home of its own; returns what it prints.
+
+    The clients that have a command of their own are on PATH.
+    """
     (tmp_path / "project").mkdir()
+    make_client_programs(state / "programs")
+    monkeypatch.setenv("PATH", f"{state / 'programs'}:{os.environ['PATH']}")
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("RINGFENCE_STATE_DIR", str(state))
@@ -77,6 +80,11 @@ def files_below(directory: Path) -> dict[str, str]:
     return {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*") if path.is_file()}
 
 
+def without_servers(directory: Path) -> dict[str, str]:
+    """The files below a directory but for one that Claude Code leaves when it has removed its last server."""
+    return {name: text for name, text in files_below(directory).items() if text.split() != EMPTY}
+
+
 @pytest.mark.parametrize("client", PROJECT_FILES)
 def test_a_client_gets_an_entry_that_starts_the_server_and_loses_it_again(
     client: str, mcp: Callable[..., str], tmp_path: Path, state: Path
@@ -93,7 +101,7 @@ def test_a_client_gets_an_entry_that_starts_the_server_and_loses_it_again(
     settings = {"project/.claude/settings.json"} if client == "claude" else set[str]()
     assert set(files_below(tmp_path)) == {f"project/{name}", *settings}
     mcp("uninstall", client)
-    assert files_below(tmp_path) == {}
+    assert without_servers(tmp_path) == {}
 
 
 def test_claude_may_call_the_tools_until_the_server_is_taken_out(mcp: Callable[..., str], tmp_path: Path) -> None:
@@ -130,7 +138,7 @@ def test_a_second_time_changes_nothing(client: str, mcp: Callable[..., str], tmp
     assert "nothing was changed" in mcp("uninstall", client)
 
 
-@pytest.mark.parametrize(("client", "given"), [("claude", CLAUDE), ("codex", CODEX), ("gemini", CLAUDE)])
+@pytest.mark.parametrize(("client", "given"), [("qwen", QWEN), ("codex", CODEX), ("gemini", QWEN)])
 def test_what_else_is_in_a_file_stays_as_it_is(
     client: str, given: str, mcp: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -139,13 +147,12 @@ def test_what_else_is_in_a_file_stays_as_it_is(
     file.write_text(given)
     file.chmod(0o640)
     said = mcp("install", client)
-    with_it = file.read_text().splitlines()
-    gone = [line for line in given.splitlines() if line not in with_it and f"{line}," not in with_it]
-    assert [line for line in gone if line.replace("}", "},", 1) not in with_it] == []
+    assert "ringfence" in file.read_text()
     assert f"+++ {file}" in said
     assert file.stat().st_mode & 0o777 == 0o640
     mcp("uninstall", client)
-    assert re.sub(r"[,\s]", "", file.read_text()) == re.sub(r"[,\s]", "", given)
+    expected = given if client == "codex" else json.dumps(json.loads(given), indent=4, ensure_ascii=False)
+    assert file.read_text().strip() == expected.strip()
 
 
 @pytest.mark.parametrize("client", ["claude", "codex", "gemini", "opencode", "qwen"])
@@ -156,18 +163,17 @@ def test_exclusive_denies_the_own_tools_and_uninstalling_it_allows_them(
     written = files_below(tmp_path)
     assert any("deny" in text or "read-only" in text for text in written.values())
     mcp("uninstall", client, "--exclusive")
-    assert files_below(tmp_path) == {}
+    assert without_servers(tmp_path) == {}
 
 
 def test_without_exclusive_an_uninstall_leaves_what_somebody_denied(mcp: Callable[..., str], tmp_path: Path) -> None:
     settings = tmp_path / "project/.claude/settings.json"
     settings.parent.mkdir()
-    settings.write_text('{"permissions": {"deny": ["Bash" /* mine */, "WebFetch"]}}')
+    settings.write_text('{"permissions": {"deny": ["Bash", "WebFetch"]}}')
     mcp("install", "claude", "--exclusive")
     denied = parsed(settings)["permissions"]["deny"]
     assert denied[:2] == ["Bash", "WebFetch"]
     assert set(denied) == {"Bash", "WebFetch", "Edit", "Write", "NotebookEdit"}
-    assert "/* mine */" in settings.read_text()
     assert "uninstall claude --exclusive" in mcp("uninstall", "claude")
     assert parsed(settings)["permissions"]["deny"] == denied
 
@@ -254,7 +260,7 @@ def test_an_uninstall_in_the_other_scope_names_where_the_entry_is(
 def test_an_uninstall_leaves_no_directory(client: str, mcp: Callable[..., str], tmp_path: Path) -> None:
     mcp("install", client)
     mcp("uninstall", client)
-    assert list((tmp_path / "project").iterdir()) == []
+    assert [path for path in (tmp_path / "project").iterdir() if path.is_dir()] == []
 
 
 @pytest.mark.parametrize("permission", ['{"bash": {"git *": "allow"}}', '"ask"'])
@@ -275,9 +281,8 @@ def test_a_second_install_writes_the_state_directory_that_is_in_force(
     file = tmp_path / "project" / PROJECT_FILES[client][0]
     assert str(state) in file.read_text()
     monkeypatch.delenv("RINGFENCE_STATE_DIR")
-    said = mcp("install", client)
-    assert f"{state}" in "".join(line for line in said.splitlines() if line.startswith("-"))
-    assert str(state) not in file.read_text()
+    mcp("install", client)
+    assert "RINGFENCE_STATE_DIR" not in file.read_text()
 
 
 SWITCHES = [
@@ -356,17 +361,30 @@ def test_what_gemini_and_codex_do_elsewhere_is_said(mcp: Callable[..., str]) -> 
     assert "codex mcp list" in mcp("install", "codex")
 
 
-BROKEN = ["{", '["a list"]', '{"mcpServers": 3}', '{"mcpServers": {"a": {}}, "mcpServers": {}}', "[" * 9_999]
+BROKEN = [
+    "{",
+    '["a list"]',
+    '{"mcpServers": 3}',
+    '{"mcpServers": {"a": {}}, "mcpServers": {}}',
+    "[" * 9_999,
+    '{"mcpServers": {}} // mine',
+    '{"mcpServers": {},}',
+]
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=range(len(BROKEN)))
-def test_a_file_that_is_not_as_it_should_be_stays_and_is_named(
-    broken: str, mcp: Callable[..., str], tmp_path: Path
+@pytest.mark.parametrize("action", ["install", "uninstall"])
+def test_a_file_that_cannot_be_edited_stays_and_what_to_write_is_printed(
+    broken: str, action: str, mcp: Callable[..., str], tmp_path: Path
 ) -> None:
-    file = tmp_path / "project/.mcp.json"
+    file = tmp_path / "project/.qwen/settings.json"
+    file.parent.mkdir()
     file.write_text(broken)
-    assert str(file) in mcp("install", "claude", exit_code=2)
-    assert files_below(tmp_path) == {"project/.mcp.json": broken}
+    if action == "install" or "3" not in broken:
+        said = mcp(action, "qwen", exit_code=2)
+        assert str(file) in said
+        assert json.loads(said[said.index("by hand:") + 8 :])["mcpServers"]["ringfence"]
+    assert files_below(tmp_path) == {"project/.qwen/settings.json": broken}
 
 
 def test_a_file_that_cannot_be_edited_without_harm_stays_and_is_named(mcp: Callable[..., str], tmp_path: Path) -> None:
@@ -379,27 +397,31 @@ def test_a_file_that_cannot_be_edited_without_harm_stays_and_is_named(mcp: Calla
 
 
 def test_null_is_replaced_and_what_is_no_text_stays_in_a_list(mcp: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "project/.mcp.json").write_text('{"mcpServers": null}')
-    settings = tmp_path / "project/.claude/settings.json"
+    settings = tmp_path / "project/.qwen/settings.json"
     settings.parent.mkdir()
-    settings.write_text('{"permissions": {"deny": [{}, "Bash"]}}')
-    mcp("install", "claude", "--exclusive")
-    assert list(parsed(tmp_path / "project/.mcp.json")["mcpServers"]) == ["ringfence"]
-    mcp("uninstall", "claude", "--exclusive")
-    assert parsed(settings) == {"permissions": {"deny": [{}, "Bash"]}}
+    settings.write_text('{"mcpServers": null, "permissions": {"deny": [{}, "edit"]}}')
+    mcp("install", "qwen", "--exclusive")
+    assert list(parsed(settings)["mcpServers"]) == ["ringfence"]
+    mcp("uninstall", "qwen", "--exclusive")
+    assert parsed(settings) == {"permissions": {"deny": [{}, "edit"]}}
 
 
 def test_the_line_ends_of_a_file_stay(mcp: Callable[..., str], tmp_path: Path) -> None:
-    file = tmp_path / "project/.mcp.json"
+    file = tmp_path / "project/opencode.json"
     file.write_bytes(b'{\r\n  "theme": "dark"\r\n}\r\n')
-    mcp("install", "claude")
+    mcp("install", "opencode")
     content = file.read_bytes()
     assert content.count(b"\n") == content.count(b"\r\n") > 3
 
 
 def test_a_dry_run_only_prints_the_change(mcp: Callable[..., str], tmp_path: Path) -> None:
-    assert '+    "ringfence"' in mcp("install", "claude", "--dry-run")
+    assert '+    "ringfence"' in mcp("install", "qwen", "--dry-run")
+    assert "$ claude mcp add-json --scope project ringfence" in mcp("install", "claude", "--dry-run")
     assert files_below(tmp_path) == {}
+    mcp("install", "claude")
+    before = files_below(tmp_path)
+    assert "$ claude mcp remove --scope project ringfence" in mcp("uninstall", "claude", "--dry-run")
+    assert files_below(tmp_path) == before
 
 
 def test_options_of_the_server_replace_those_of_before(mcp: Callable[..., str], tmp_path: Path) -> None:
@@ -423,34 +445,103 @@ def test_global_is_for_all_projects_of_a_person(
 
 
 def test_a_file_of_the_other_ending_that_is_there_is_edited(mcp: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "project/opencode.jsonc").write_text('{"theme": "dark"} // mine\n')
+    (tmp_path / "project/opencode.jsonc").write_text('{"theme": "dark"}\n')
     mcp("install", "opencode", "--exclusive")
     (written,) = files_below(tmp_path).items()
     assert written[0] == "project/opencode.jsonc"
     assert "ringfence" in written[1]
-    assert written[1].endswith("// mine\n")
 
 
-def test_claude_writes_its_own_file_and_has_to_be_there(
-    mcp: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("client", "scope"), [("claude", []), ("claude", ["--global"]), ("gemini", ["--global"]), ("vscode", ["--global"])]
+)
+def test_where_the_program_of_a_client_is_missing_the_entry_is_printed_and_nothing_written(
+    client: str, scope: list[str], mcp: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "claude is not installed" in mcp("install", "claude", "--global", exit_code=2)
+    said = mcp("install", client, *scope, exit_code=2)
+    assert f"{client.replace('vs', '')} is not on PATH" in said
+    (servers,) = json.loads(said[said.index("by hand:") + 8 :]).values()
+    assert "serve" in servers["ringfence"]["args"]
+    assert files_below(tmp_path) == {}
+
+
+@pytest.mark.parametrize("client", ["claude", "gemini", "vscode"])
+def test_the_own_command_of_a_client_registers_the_server_for_all_projects(
+    client: str, mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    file = {"claude": ".claude.json", "gemini": ".gemini/settings.json", "vscode": ".config/Code/User/mcp.json"}[client]
+    path, key = tmp_path / "home" / file, "servers" if client == "vscode" else "mcpServers"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({key: {"other": {"command": "x"}}}))
+    assert "$ " in mcp("install", client, "--global", "--", "--read-only")
+    entry = parsed(path)[key]["ringfence"]
+    end = ["${workspaceFolder}"] if client == "vscode" else []
+    assert entry["args"][entry["args"].index("serve") :] == ["serve", "--read-only", *end]
+    assert "nothing was changed" in mcp("install", client, "--global", "--", "--read-only")
+    mcp("install", client, "--global")
+    assert "--read-only" not in path.read_text()
+    mcp("uninstall", client, "--global")
+    assert parsed(path) == {key: {"other": {"command": "x"}}}
+
+
+def test_what_the_own_command_says_when_it_fails_is_printed(mcp: Callable[..., str], state: Path) -> None:
+    (state / "programs/claude").write_text("#!/bin/sh\necho it broke >&2\nexit 3\n")
+    assert "it broke" in mcp("install", "claude", exit_code=2)
+
+
+def test_an_entry_that_install_wrote_into_a_file_is_taken_out_of_the_file(
+    mcp: Callable[..., str], tmp_path: Path, state: Path
+) -> None:
+    """Before the client's own command was used, `install` wrote the entry."""
+    file = tmp_path / "project/.mcp.json"
+    file.write_text('{"mcpServers": {"ringfence": {"command": "ringfence"}}}')
+    before = {"command": "mine"}
+    (state / "clients.json").write_text(json.dumps({str(file): {"mcpServers.ringfence": before}}))
+    mcp("uninstall", "claude")
+    assert parsed(file) == {"mcpServers": {"ringfence": before}}
+
+
+@pytest.mark.parametrize("client", BY_HAND)
+def test_for_an_editor_the_entry_and_its_file_are_printed_until_it_is_there(
+    client: str, mcp: Callable[..., str], tmp_path: Path
+) -> None:
+    name, key = BY_HAND[client]
+    file = tmp_path / "project" / name
+    said = mcp("install", client)
+    assert f"write this into {file}" in said
+    assert files_below(tmp_path) == {}
+    snippet = said[said.index("{") : said.rindex("}") + 1]
+    assert json.loads(snippet)[key[0]]["ringfence"]["args"][-1] == "${workspaceFolder}"
+    file.parent.mkdir()
+    file.write_text(snippet)
+    assert "registered already" in mcp("install", client)
+    mcp("uninstall", client)
+    assert files_below(tmp_path) == {}
 
 
 def test_a_link_to_the_settings_stays_a_link(mcp: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "dotfiles.json").write_text("{}")
-    (tmp_path / "project/.mcp.json").symlink_to(tmp_path / "dotfiles.json")
-    mcp("install", "claude")
-    assert (tmp_path / "project/.mcp.json").is_symlink()
+    (tmp_path / "project/opencode.json").symlink_to(tmp_path / "dotfiles.json")
+    mcp("install", "opencode")
+    assert (tmp_path / "project/opencode.json").is_symlink()
     assert "ringfence" in (tmp_path / "dotfiles.json").read_text()
 
 
+def test_a_copy_of_a_file_is_kept_before_it_is_changed(mcp: Callable[..., str], tmp_path: Path, state: Path) -> None:
+    file = tmp_path / "project/opencode.json"
+    file.write_text(given := '{"theme": "dark"}')
+    file.chmod(0o600)
+    mcp("install", "opencode")
+    (kept,) = (state / "clients").iterdir()
+    assert (kept.read_text(), kept.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (given, 0o600, 0o600)
+
+
 def test_what_somebody_has_added_to_the_entry_stays(mcp: Callable[..., str], tmp_path: Path, state: Path) -> None:
-    mcp("install", "claude")
-    file = tmp_path / "project/.mcp.json"
+    mcp("install", "gemini")
+    file = tmp_path / "project/.gemini/settings.json"
     file.write_text(file.read_text().replace('"env": {', '"timeout": 9, "env": {"MINE": "1", '))
-    mcp("install", "claude", "--", "--read-only")
+    mcp("install", "gemini", "--", "--read-only")
     entry = parsed(file)["mcpServers"]["ringfence"]
     assert entry["env"] == {"MINE": "1", "RINGFENCE_STATE_DIR": str(state)}
     assert entry["timeout"] == 9
@@ -486,61 +577,13 @@ def test_what_a_client_has_written_meanwhile_is_not_overwritten(tmp_path: Path) 
     file = ConfigFile(path)
     file.set(("mine",), "x")
     path.write_text('{"theirs": 1}')
-    with pytest.raises(ValueError, match="has just been changed"):
-        file.save()
+    with pytest.raises(UneditableFileError, match="has just been changed"):
+        file.save(tmp_path / "backups")
     assert path.read_text() == '{"theirs": 1}'
 
 
 def test_a_file_that_is_not_utf_8_stays_and_is_named(mcp: Callable[..., str], tmp_path: Path) -> None:
-    file = tmp_path / "project/.mcp.json"
+    file = tmp_path / "project/opencode.json"
     file.write_bytes(b'{"a": "\xe9"}')
-    assert f"{file} is not UTF-8" in mcp("install", "claude", exit_code=2)
+    assert f"{file} is not UTF-8" in mcp("install", "opencode", exit_code=2)
     assert file.read_bytes() == b'{"a": "\xe9"}'
-
-
-KEYS = st.sampled_from(["a", "b", "c", 'q"uote', "key"])
-DOCUMENTS = st.recursive(
-    st.integers() | st.booleans() | st.text(max_size=5) | st.lists(st.text(max_size=3), max_size=3),
-    lambda inner: st.dictionaries(KEYS, inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@st.composite
-def commented(draw: st.DrawFn) -> str:
-    """JSON with comments and trailing commas in random places between its tokens."""
-    text = json.dumps(draw(st.dictionaries(KEYS, DOCUMENTS, max_size=3)), indent=draw(st.sampled_from([None, 2, "\t"])))
-    number = 0
-
-    def between(match: re.Match[str]) -> str:
-        nonlocal number
-        if match[0][0] == '"':
-            return match[0]
-        choice = draw(st.integers(0, 5))
-        number += choice in (0, 1)
-        comment = f" /* {number}, */ " if choice == 0 else f" // {number}, \n" if choice == 1 else ""
-        return f"{comment}{match[0]}" if match[0] in "}]" else f"{match[0]}{comment}"
-
-    return re.sub(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]', between, text)
-
-
-@given(commented(), st.lists(KEYS, min_size=1, max_size=3), st.sampled_from(["x", ["y"], {"n": {"m": 1}}]))
-def test_an_edit_changes_one_entry_and_keeps_every_comment(text: str, key: list[str], value: Any) -> None:
-    file = ConfigFile(Path("nowhere.json"))
-    file.text = text
-    before = file.data()
-    comments = re.findall(r"/\* \d+, \*/|// \d+,", text)
-    held = file.get(key)
-    try:
-        file.set(key, value)
-    except ValueError:
-        return  # something else than an object is on the way
-    expected = before
-    for one in key[:-1]:
-        expected = expected.setdefault(one, {})
-    expected[key[-1]] = value
-    assert file.data() == before
-    if held is None:
-        assert re.findall(r"/\* \d+, \*/|// \d+,", file.text) == comments
-    file.remove(key)
-    assert file.get(key) is None

@@ -19,9 +19,8 @@ from mcp_servers import Bench, collecting, server_of
 from mcp_types import CallToolResult, TextContent, TextResourceContents
 
 from ringfence.runtime import Cancellation, Receipt
-from ringfence_mcp.answers import SHOWN_BY_OTHERS
-from ringfence_mcp.clients import MAX_ITEMS, fit_structured
-from ringfence_mcp.clients import Client as SessionOfClient
+from ringfence_mcp.clients import MAX_ITEMS, ServedClient, fit_structured
+from ringfence_mcp.mcp_client import SHOWN_BY_OTHERS
 from ringfence_mcp.server import MAX_RESOURCE_BYTES, PAGE_SIZE, WorkspaceServer, resource_uri
 from ringfence_mcp.workspaces import ServedWorkspace, open_workspace
 from ringfence_tools.files import DirectoryListing
@@ -467,7 +466,7 @@ async def test_a_resource_is_whole_or_refused(served: ServedWorkspace, root: Pat
 
 
 def test_a_session_does_not_grow_with_the_calls(served: ServedWorkspace) -> None:
-    client = SessionOfClient(served, collecting([]))
+    client = ServedClient(served, collecting([]))
     for _ in range(250):
         assert not client.call("ls", {}, Cancellation()).is_error
     assert len(client.session[Receipt].all()) <= MAX_ITEMS
@@ -477,7 +476,7 @@ def test_a_session_does_not_grow_with_the_calls(served: ServedWorkspace) -> None
 
 def test_what_a_cut_answer_names_is_there_however_many_calls_there_were(bench: Bench) -> None:
     bench.long_characters = 200_000
-    client = SessionOfClient(bench.workspace, collecting([]))
+    client = ServedClient(bench.workspace, collecting([]))
     for _ in range(MAX_ITEMS + 1):
         cut = text(client.call("long", {}, Cancellation()))
         (place,) = set(re.findall(r"\.ringfence/results/\w+", cut))

@@ -24,7 +24,7 @@ from mcp.client.streamable_http import streamable_http_client
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, Section, Tool, ToolContext, ToolResult
 from ringfence.runtime import Cancellation, Receipt, Session
-from ringfence_mcp.clients import Client as SessionOfClient
+from ringfence_mcp.clients import ServedClient
 from ringfence_mcp.server import WorkspaceServer
 from ringfence_mcp.transports import listen, serve_http, serve_stdio
 from ringfence_mcp.workspaces import ServedWorkspace
@@ -112,7 +112,7 @@ class Opened:
     observe: Callable[[Session], None]
 
     def list_tools(self, *, shared: bool, extra: bool = True) -> Iterable[Tool[Any, Any]]:
-        client = SessionOfClient(self.workspace, lambda session: None, shared=shared)
+        client = ServedClient(self.workspace, lambda session: None, shared=shared)
         client.close()
         return client.tools.values()
 
