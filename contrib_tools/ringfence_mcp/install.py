@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringfence_mcp.mcp_client import ClientScope, McpClient, ServerCommand
+from ringfence_mcp.mcp_client import ClientScope, McpClient, OwnCommand, ServerCommand
 from ringfence_tools.client_files import ConfigEdit, ConfigFile, ConfigRecord, UneditableFileError, edit_files, is_made
 from ringfence_tools.runs.outputs import put, put_line
 
@@ -61,17 +61,13 @@ class ClientRegistration:
             is_new = not by_file and not is_made(entry)
             if not changed and not is_new:
                 put_line(f"{client.title}: the server is registered already in {entry.path}, and nothing was changed")
-            elif is_new and own is not None:
-                self._add(own.add, own.remove, entry)
             elif is_new:
-                put_line(f"{client.title}: write this into {entry.path}:\n{entry.describe()}")
+                self._add(own, entry)
             if changed and not self.dry_run:
                 record.save()  # first, so that no change is made without it
                 _save(changed, record)
         if (changed or is_new) and not self.dry_run:
-            put_line(f"{client.title}: {'start it anew' if self.scope.personal else client.next_step}")
-            if self.exclusive and client.exclusive_note and not self.scope.personal:
-                put_line(client.exclusive_note)
+            self._print_next_step()
         for line in switched_off(client, self.scope):
             put_line(f"{client.title}: {line}")
 
@@ -117,19 +113,29 @@ class ClientRegistration:
             put(file.diff().encode())
         return changed
 
-    def _add(self, add: Sequence[str], remove: Sequence[str] | None, entry: ConfigEdit) -> None:
-        put_line(f"$ {shlex.join(add)}")
+    def _print_next_step(self) -> None:
+        client = self.client
+        put_line(f"{client.title}: {'start it anew' if self.scope.personal else client.next_step}")
+        if self.exclusive and client.exclusive_note and not self.scope.personal:
+            put_line(client.exclusive_note)
+
+    def _add(self, own: OwnCommand | None, entry: ConfigEdit) -> None:
+        """Register the server by the client's own command, or say what to write by hand."""
+        if own is None:
+            put_line(f"{self.client.title}: write this into {entry.path}:\n{entry.describe()}")
+            return
+        put_line(f"$ {shlex.join(own.add)}")
         if self.dry_run:
             return
         try:
-            if remove is not None and _holds(entry):  # the command does not replace what is there
-                self.run(remove)
-            done = self.run(add)
+            if own.remove is not None and _holds(entry):  # the command does not replace what is there
+                self.run(own.remove)
+            done = self.run(own.add)
         except FileNotFoundError as error:
             by_hand = f"Install {self.client.title}, or write this into {entry.path} by hand"
             raise ValueError(f"{error}. {by_hand}:\n{entry.describe()}") from None
         if done.returncode != 0:
-            raise ValueError(f"{shlex.join(add)} failed: {(done.stderr or done.stdout).strip()}")
+            raise ValueError(f"{shlex.join(own.add)} failed: {(done.stderr or done.stdout).strip()}")
 
     def _remove(self, remove: Sequence[str], entry: ConfigEdit) -> None:
         put_line(f"$ {shlex.join(remove)}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 from ringfence_mcp.builtin_clients import BUILT_IN
 from ringfence_mcp.mcp_client import SHOWN_BY_OTHERS, McpClient
+from ringfence_tools.runs.plug_ins import plug_ins
 
 GROUP = "ringfence.clients"
 
@@ -35,30 +37,32 @@ def client_named(name: str) -> McpClient:
     return _load(_entry_points()[name])
 
 
-def shown_characters(reported_name: str) -> int:
+def shown_characters(reported_name: str, directory: Path | None = None) -> int:
     """Return how many characters of an answer the client shows whole that calls itself so.
 
-    An entry point that cannot be loaded is passed over: the server goes on. `ringfence mcp install` names it.
+    An entry point that cannot be loaded is passed over: the server goes on. `ringfence mcp install` names it. One that
+    is registered inside of ``directory`` does not count: the agent could change it.
     """
-    for client in (*BUILT_IN, *_loaded()):
+    for client in (*BUILT_IN, *_loaded(directory)):
         if client.reported_name and reported_name.startswith(client.reported_name):
             return client.shown_characters
     return SHOWN_BY_OTHERS
 
 
 @cache
-def _loaded() -> Sequence[McpClient]:
+def _loaded(directory: Path | None) -> Sequence[McpClient]:
     clients = list[McpClient]()
-    for point in _entry_points().values():
+    for point in _entry_points(directory).values():
         with suppress(ClientEntryPointError):
             clients.append(_load(point))
     return clients
 
 
 @cache
-def _entry_points() -> dict[str, EntryPoint]:
+def _entry_points(directory: Path | None = None) -> dict[str, EntryPoint]:
     built_in = {client.name for client in BUILT_IN}
-    return {point.name: point for point in entry_points(group=GROUP) if point.name not in built_in}
+    registered = plug_ins(GROUP, directory).items()
+    return {name: EntryPoint(name, value, GROUP) for name, value in registered if name not in built_in}
 
 
 def _load(point: EntryPoint) -> McpClient:

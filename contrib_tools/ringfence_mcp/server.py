@@ -210,7 +210,7 @@ class WorkspaceServer:
     def _answer_limit(self, name: str) -> int:
         from ringfence_mcp.known_clients import shown_characters
 
-        return self._max_answer or shown_characters(name)
+        return self._max_answer or shown_characters(name, self._directory)
 
     async def _list_tools(self, context: Context, params: Page) -> types.ListToolsResult:
         shared = identity_of(context) is None
