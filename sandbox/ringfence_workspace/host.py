@@ -58,7 +58,7 @@ from ringfence_workspace.transaction.restore import NOT_ROLLED_BACK, is_full
 from ringfence_workspace.transaction.undo_log import Savepoint, SnapshotPoint
 from ringfence_workspace.tree.confined import Confined, Found, Pieces, open_file, sha256_of
 from ringfence_workspace.tree.kernel import Abilities, birth_ns
-from ringfence_workspace.tree.listing import DirectoryListing, read_text
+from ringfence_workspace.tree.listing import TreeListing, read_text
 from ringfence_workspace.tree.places import is_only_host_declared
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class HostFilesystem(Transactional):
         self._transactions = opened.transactions
         self._edits = Edits(opened.transactions, opened.can)
         self._hidden: HiddenTree | None = opened.hidden
-        self._listing = DirectoryListing(opened.files, opened.hidden)
+        self._listing = TreeListing(opened.files, opened.hidden)
 
     def __repr__(self) -> str:
         return f"the workspace {self._opened.root}"

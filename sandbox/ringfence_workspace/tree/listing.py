@@ -16,7 +16,7 @@ from ringfence_workspace.tree.confined import CHUNK_BYTES, Confined, Looks, open
 from ringfence_workspace.tree.hidden_tree import HiddenTree
 
 
-class DirectoryListing:
+class TreeListing:
     """`ringfence.filesystem.search.Directories` over the files below a root; a directory is its resolved path."""
 
     def __init__(self, files: Confined, hidden: HiddenTree | None = None) -> None:
