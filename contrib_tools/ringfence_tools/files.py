@@ -62,7 +62,7 @@ class FileInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectoryListing:
+class FileListing:
     path: str
     entries: tuple[FileInfo, ...]
     left_out: int = 0
@@ -216,7 +216,7 @@ class RemovedFiles(Unrendered):
 class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
     """The handlers of the nine tools, each named as its tool."""
 
-    def ls(self, params: ListDirectory, *, context: ToolContext) -> ToolResult[DirectoryListing]:
+    def ls(self, params: ListDirectory, *, context: ToolContext) -> ToolResult[FileListing]:
         filesystem, path = self._open(context, params.path)
         try:
             found = filesystem.list(path)
@@ -224,7 +224,7 @@ class _FileTools(SearchHandlers, PatchHandler, FileHandlers):
             raise explain(error, filesystem, path, ": read it with read_file") from None
         entries = tuple(_file_info(filesystem, entry) for entry in found[:MAX_LISTED])
         directories = sum(entry.is_directory for entry in found)
-        listing = DirectoryListing(display_path(path), entries, left_out=len(found) - len(entries))
+        listing = FileListing(display_path(path), entries, left_out=len(found) - len(entries))
         counts = f"{plural(directories, 'directory')}, {plural(len(found) - directories, 'file')}"
         return ToolResult.ok(listing, f"{listing.path}: {counts}")
 

@@ -54,7 +54,7 @@ MOVED = {
     "ringfence.runtime.reducers": "ringfence.session.visibility",
     "ringfence.runtime.tool_result": "ringfence.session.tool_result",
     "ringfence_tools.agent_run": "ringfence_tools.runs.agent_run",
-    "ringfence_tools.files:Listing": "ringfence_tools.files:DirectoryListing",
+    "ringfence_tools.files:Listing": "ringfence_tools.files:FileListing",
     "ringfence_tools.files:Move": "ringfence_tools.files:MoveParams",
     "ringfence_tools.searching:Glob": "ringfence_tools.searching:GlobParams",
 }

@@ -23,7 +23,7 @@ from ringfence_mcp.clients import MAX_ITEMS, ServedClient, fit_structured
 from ringfence_mcp.mcp_client import SHOWN_BY_OTHERS
 from ringfence_mcp.server import MAX_RESOURCE_BYTES, PAGE_SIZE, WorkspaceServer, resource_uri
 from ringfence_mcp.workspaces import ServedWorkspace, open_workspace
-from ringfence_tools.files import DirectoryListing
+from ringfence_tools.files import FileListing
 from ringfence_tools.runs.place import Place
 from ringfence_tools.runs.run_limits import RunLimits
 from ringfence_tools.runs.run_spec import RunSpec
@@ -470,7 +470,7 @@ def test_a_session_does_not_grow_with_the_calls(served: ServedWorkspace) -> None
     for _ in range(250):
         assert not client.call("ls", {}, Cancellation()).is_error
     assert len(client.session[Receipt].all()) <= MAX_ITEMS
-    assert len(client.session[DirectoryListing].all()) <= MAX_ITEMS
+    assert len(client.session[FileListing].all()) <= MAX_ITEMS
     client.close()
 
 
