@@ -13,8 +13,7 @@ from provider_server import Failure, ProviderServer, Reply
 from ringfence.adapters import AnthropicAdapter, OpenAIAdapter, PromptEvaluationError
 from ringfence.adapters.retry import ThrottlePolicy
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
-from ringfence.runtime import Session
-from ringfence.session.events import ToolInvoked
+from ringfence.runtime import Session, ToolInvoked
 
 DONE = {"text": "All of it is done."}
 

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence_batch import Batch
-from ringfence_batch.ledger import Attempt, DamagedFileError, Ledger, LedgerError, TaskResult
-from ringfence_batch.summary import summarize
-from ringfence_batch.task import BatchTask
+from ringfence_batch import Batch, BatchTask, Ledger, LedgerError, TaskResult, summarize
+from ringfence_batch.ledger import Attempt, DamagedFileError
 
 
 def task(task_id: str, text: str = "Mend it.") -> BatchTask:

@@ -14,9 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ringfence_batch import BatchTask, Ledger, TaskResult
+from ringfence_batch import BatchTask, Ledger, TaskResult, summarize
 from ringfence_batch.ledger import Outcome
-from ringfence_batch.summary import summarize
 from ringfence_batch.summary_files import write_summary
 
 HOSTILE = "</script><script>alert(1)</script> \u202e | `x` [a](javascript:1) \x1b[31m \x00 \uffff <b>&amp;"

@@ -10,7 +10,7 @@ from batches import script
 from command_line import ringfence_text
 
 from ringfence import PromptValidationError
-from ringfence.filesystem.hidden import HiddenFiles
+from ringfence.filesystem import HiddenFiles
 from ringfence.prompt import ApprovalPolicy, PathPolicy, RequireCleanTestsPolicy
 from ringfence_batch import TaskFileError, check_tasks, read_tasks
 from ringfence_batch.check import describe_unused_patterns

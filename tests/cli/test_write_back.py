@@ -382,7 +382,8 @@ LAST_MOMENT = """
 import os, sys
 from ringfence.errors import WorkspaceConflictError
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence_tools.mounts import HostMount, mount_all
+from ringfence_tools.mounts import mount_all
+from ringfence_tools import HostMount
 from ringfence_tools.runs.write_back import write_back
 files = InMemoryFilesystem()
 mount_all(files, [HostMount(sys.argv[1])], None)

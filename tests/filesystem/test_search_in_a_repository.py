@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ringfence import Prompt, PromptTemplate, Session
+from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem
-from ringfence.runtime.tool_executor import ToolExecutor
 from ringfence_sandbox import HostFilesystem
 from ringfence_tools import HostMount, VfsToolsSection
 

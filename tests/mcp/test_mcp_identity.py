@@ -21,8 +21,7 @@ from ringfence.runtime import Receipt
 from ringfence_mcp.identity import CLIENT_HEADER
 from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import Workspace
-from ringfence_tools import VfsToolsSection
-from ringfence_tools.history import HistoryToolsSection
+from ringfence_tools import HistoryToolsSection, VfsToolsSection
 from ringfence_tools.printable import printable
 from ringfence_tools.runs.run_spec import RunSpec
 

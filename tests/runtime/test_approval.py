@@ -30,8 +30,7 @@ from ringfence.prompt import (
     ToolResult,
     ToolsSection,
 )
-from ringfence.runtime import Change, Receipt, Session
-from ringfence.secrets import Secrets
+from ringfence.runtime import Change, Receipt, Secrets, Session
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools.runs.asking import question_lines
 

@@ -41,11 +41,8 @@ from ringfence import (
 from ringfence.adapters import ScriptedAdapter, ToolExecutor
 from ringfence.adapters.model import ModelText
 from ringfence.filesystem import HiddenFiles
-from ringfence.receipts import Receipt
-from ringfence.runtime import Cancellation
+from ringfence.runtime import Cancellation, MaskedStream, Receipt, Secrets, ToolCallStarted, ToolInvoked, masked_logs
 from ringfence.runtime.kept_results import kept_result
-from ringfence.secrets import MaskedStream, Secrets, masked_logs
-from ringfence.session.events import ToolCallStarted, ToolInvoked
 from ringfence.telemetry import Telemetry
 from ringfence_mcp.clients import Client
 from ringfence_mcp.workspaces import ServedWorkspace, open_workspace

@@ -20,6 +20,7 @@ from typing import Literal
 import pytest
 from captured_tree import CapturedPath, capture_tree
 from effort import amount, spread
+from failpoints import injected
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from killing import killed_at
@@ -27,7 +28,6 @@ from real_git import blob_id, objects_of
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_workspace.tree.kernel import injected
 
 CASES = amount(prove=5000, test=25)
 PATHS = ("a", "b", "d/a", "d/b", "d/e/a", "n/a", "n/o/b", "d", "d/e", "n")

@@ -23,6 +23,7 @@ from typing import Literal
 import pytest
 from captured_tree import CapturedPath, capture_tree, lasting
 from effort import PROVING, SEED, amount
+from failpoints import injected
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from real_git import blob_id, objects_of
@@ -31,10 +32,9 @@ from ringfence.participants import CLEAN
 from ringfence.runtime import RollbackReport
 from ringfence.testing import HeldCall, held_call
 from ringfence_sandbox import HostFilesystem, Workspace
+from ringfence_workspace import Recovered
 from ringfence_workspace.history.log import Log
 from ringfence_workspace.transaction.interrupted_calls import forget_killed
-from ringfence_workspace.transaction.recovery import Recovered
-from ringfence_workspace.tree.kernel import injected
 
 Tree = Mapping[str, CapturedPath]
 End = Literal["commit", "rollback"]

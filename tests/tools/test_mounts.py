@@ -288,7 +288,8 @@ def test_special_files_are_listed_and_never_opened(host: Path, filesystem: InMem
 UNREADABLE = """
 import sys, os
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence_tools.mounts import HostMount, mount_all
+from ringfence_tools.mounts import mount_all
+from ringfence_tools import HostMount
 if os.geteuid() == 0:  # who may read everything
     os.setuid(65534)
 fs = InMemoryFilesystem()
@@ -508,7 +509,8 @@ def test_a_file_url_is_a_host_path(host: Path, filesystem: InMemoryFilesystem, s
 MOUNTING = """
 import sys
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence_tools.mounts import HostMount, mount_all
+from ringfence_tools.mounts import mount_all
+from ringfence_tools import HostMount
 print("fsspec" in sys.modules)
 for source in (sys.argv[1], f"file://{sys.argv[1]}", f"zip://::{sys.argv[1]}/a.zip"):
     mount_all(InMemoryFilesystem(), [HostMount(source)], None)

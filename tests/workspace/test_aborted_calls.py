@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from captured_tree import capture_tree
 from effort import amount
+from failpoints import injected
 from killing import killed_at
 from real_git import fsck, git_bytes
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_workspace.tree.kernel import injected
 
 CHANGED = ("a.txt", "d/b.txt", "gone", "link", "moved", "n", "n/o", "n/o/new.txt", "old", "t", "t/x", "tree", "tree/x")
 

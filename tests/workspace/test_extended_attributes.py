@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from effort import kill_points
+from failpoints import injected
 from killing import as_nobody, killed_at
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace, is_reserved
-from ringfence_workspace.tree.kernel import injected
 
 ACL = struct.pack(
     "<I" + "HHI" * 5, 2, 1, 7, 2**32 - 1, 2, 6, 12345, 4, 5, 2**32 - 1, 16, 7, 2**32 - 1, 32, 5, 2**32 - 1

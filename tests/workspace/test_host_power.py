@@ -12,6 +12,7 @@ from typing import Literal
 import pytest
 from captured_tree import capture_tree
 from effort import kill_points
+from failpoints import injected
 from kernels import in_another_boot
 from killing import killed_at
 from mounts import mounted
@@ -21,7 +22,6 @@ from ringfence.adapters import ToolExecutor
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools import VfsToolsSection
-from ringfence_workspace.tree.kernel import injected
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from captured_tree import capture_tree, lasting
 from effort import SEED, amount, kill_points
+from failpoints import injected
 from kernels import NO_LINKS, on_each_kernel
 from killing import killed_at
 
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem
-from ringfence_workspace.tree.kernel import injected
 
 
 def build(root: Path) -> None:

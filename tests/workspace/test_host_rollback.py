@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from captured_tree import CapturedPath, capture_tree
 from effort import kill_points
+from failpoints import injected
 from kernels import on_each_kernel
 from killing import killed_at
 
@@ -23,7 +24,6 @@ from ringfence.errors import CallEndedError
 from ringfence.participants import CLEAN
 from ringfence.testing import HeldCall, held_call
 from ringfence_sandbox import HostFilesystem, Workspace, is_reserved
-from ringfence_workspace.tree.kernel import injected
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 from command_line import ringfence
 
 from ringfence import Prompt, PromptTemplate, Session, Tool, ToolContext, ToolResult, ToolsSection
+from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import Filesystem
 from ringfence.prompt import Approval, ApprovalPolicy, ApprovalRequest
-from ringfence.runtime.tool_executor import ToolExecutor
 from ringfence.testing import held_call
 from ringfence_sandbox import Workspace
 

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from captured_tree import CapturedPath, capture_tree, lasting, shape
 from effort import SEED, amount, kill_points
+from failpoints import injected
 from killing import killed_at
 from real_git import fsck
 
 from ringfence.testing import held_call
 from ringfence_sandbox import CallProcess, ScanLimits, Workspace
-from ringfence_workspace.tree.kernel import injected
 
 DAMAGE = """
     printf changed > a.txt; echo new > d/n1; ln d/n1 n2; rm d/e/c.txt; mv m moved; mkdir -p x/y; echo y > x/y/z

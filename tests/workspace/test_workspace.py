@@ -11,13 +11,13 @@ import pytest
 from captured_tree import capture_tree, lasting
 from counting import count_calls
 from effort import kill_points
+from failpoints import injected
 from killing import killed_at
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence.runtime import Step
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, ScanLimits, Workspace
-from ringfence_workspace.tree.kernel import injected
 
 
 def build(root: Path) -> None:

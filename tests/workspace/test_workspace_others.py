@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from effort import kill_points
+from failpoints import injected
 
 from ringfence import (
     Filesystem,
@@ -30,7 +31,6 @@ from ringfence.adapters import ToolExecutor
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools import VfsToolsSection
-from ringfence_workspace.tree.kernel import injected
 
 LINES = "".join(f"line {n}\n" for n in range(1, 10))
 

@@ -18,8 +18,7 @@ from real_git import git_bytes, objects_of
 from ringfence import Prompt, PromptTemplate
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import HiddenFiles
-from ringfence.runtime import Cancellation, Session, ToolCallStarted, ToolInvoked
-from ringfence.session.events import ToolOutput
+from ringfence.runtime import Cancellation, Session, ToolCallStarted, ToolInvoked, ToolOutput
 from ringfence_cli.resume import record_of
 from ringfence_mcp.clients import Client
 from ringfence_mcp.workspaces import open_workspace
