@@ -44,7 +44,7 @@ from ringfence.filesystem import HiddenFiles
 from ringfence.runtime import Cancellation, MaskedStream, Receipt, Secrets, ToolCallStarted, ToolInvoked, masked_logs
 from ringfence.runtime.kept_results import kept_result
 from ringfence.telemetry import Telemetry
-from ringfence_mcp.clients import Client
+from ringfence_mcp.clients import ServedClient
 from ringfence_mcp.workspaces import ServedWorkspace, open_workspace
 from ringfence_tools import VfsToolsSection
 from ringfence_tools.runs.place import Place
@@ -727,7 +727,7 @@ def test_values_of_hidden_files_are_masked_wherever_they_stand(tmp_path: Path, p
     limits = RunLimits(place=Place("disk" if place == "view" else place))
     spec = RunSpec(tmp_path, limits=limits, hide=HiddenFiles())
     served = open_workspace(spec, read_only=place == "view")
-    with closing(served), closing(Client(served, lambda session: None)) as client:
+    with closing(served), closing(ServedClient(served, lambda session: None)) as client:
         answer = client.call("read_file", {"file_path": "config.py"}, Cancellation()).model_dump_json()
     assert "key = '[API_KEY]'" in answer
     assert "as-in-the-sample" in answer

@@ -20,7 +20,7 @@ from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import HiddenFiles
 from ringfence.runtime import Cancellation, Session, ToolCallStarted, ToolInvoked, ToolOutput
 from ringfence_cli.resume import record_of
-from ringfence_mcp.clients import Client
+from ringfence_mcp.clients import ServedClient
 from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import PodmanSandbox, ShellEnvironment, Workspace, store_directory
 from ringfence_sandbox.container.connection import OwnService
@@ -274,7 +274,7 @@ def test_a_resumed_run_needs_the_variable_again_and_its_record_has_only_the_name
 def test_a_client_of_the_mcp_server_gets_the_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", TOKEN)
     served = open_workspace(RunSpec(tmp_path, limits=RunLimits(place=Place("podman", secrets=("TOKEN",)))))
-    with closing(served), closing(Client(served, lambda session: None)) as client:
+    with closing(served), closing(ServedClient(served, lambda session: None)) as client:
         said = client.call("shell_execute", {"command": "echo $TOKEN; echo x-$TOKEN > a.txt"}, Cancellation())
         read = client.call("read_file", {"file_path": "a.txt"}, Cancellation())
     assert (tmp_path / "a.txt").read_text() == f"x-{TOKEN}\n"
