@@ -63,7 +63,7 @@ def main(checkout: Path) -> None:
     assert found == expected, f"missing: {sorted(expected - found)}; too many: {sorted(found - expected)}"
     assert {f"{package}/py.typed" for package in SOURCES} <= found
     assert any(name.startswith("ringfence_cli/demo/sample/") for name in found)
-    assert "ringfence_tools/templates/report.html.j2" in found
+    assert "ringfence_tools/runs/templates/report.html.j2" in found
     for entry_point in distribution("ringfence").entry_points:
         entry_point.load()
     count = import_everything()

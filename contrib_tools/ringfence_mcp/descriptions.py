@@ -42,7 +42,8 @@ def with_hints(tools: Iterable[types.Tool], client: str, max_answer: int) -> lis
 
 
 def is_structured(tool: Tool[Any, Any]) -> bool:
-    """Return whether the results of a tool have structured content. A text has none."""
+    """Return whether the results of a tool have structured content. A text has none, and neither have
+    the tools of `TEXT_ONLY`."""
     return tool.result_type not in (None, str) and tool.name not in TEXT_ONLY
 
 

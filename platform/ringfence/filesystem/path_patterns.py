@@ -20,10 +20,10 @@ def folded(path: str) -> str:
 
 
 def covering(patterns: Iterable[str]) -> Matches:
-    """Whether a path, or a directory above it, matches one of these.
+    """Return a test of a path: does it, or a directory above it, match one of the patterns?
 
     Raises:
-        PromptValidationError: a pattern that no path can match, and which would so protect nothing.
+        PromptValidationError: no path can match a pattern, so it would protect nothing.
     """
     return _covering([_checked(pattern) for pattern in patterns])
 

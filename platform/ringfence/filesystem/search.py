@@ -168,7 +168,7 @@ def glob_below(pattern: str, directories: Directories[DirectoryT], top: Director
 
 
 def _matching(children: Iterable[Child[Any]], glob: GlobPattern, test: _Test | None, below: int) -> Sequence[GlobMatch]:
-    """The children that match the whole pattern: by their names with a ``test``, else by their paths from ``below``."""
+    """The children that match. With a ``test`` their names are matched, else their paths from the offset ``below``."""
     if test is None:
         return [match for _, match, _ in children if glob.matches(match.path[below:])]
     if (ending := glob.ending) is not None:  # equivalent to `test` in half the time

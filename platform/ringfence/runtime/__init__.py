@@ -1,4 +1,4 @@
-"""Sessions and their slices, events, limits, transactions and receipts."""
+"""The runtime of a tool call: transactions, with the sessions, events, limits and receipts that they work on."""
 
 from ringfence.errors import (
     DeadlineExceededError,

@@ -167,7 +167,7 @@ def check_policy(policy: object, where: str) -> None:
 
 
 def _refuse_misspelt(members: Mapping[str, object], what: str) -> None:
-    """Raise TypeError for a public method that is almost called like a hook, and so for the one attribute."""
+    """Raise TypeError for a misspelt hook, and for a misspelt `observes_all_tools`."""
     for name, value in members.items():
         if name.startswith("_") or name in (*_HOOKS, *_BASE_ONLY):
             continue

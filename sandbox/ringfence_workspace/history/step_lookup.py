@@ -21,8 +21,11 @@ _NAME = re.compile(r"(?!\d+$)[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.|lock$|$)){0,63}
 
 @dataclass(frozen=True, slots=True)
 class NamedStep:
-    """A point with a name. ``number`` is that of the newest step of that time, 0 for the baseline (or where it has been
-    dropped); ``with_others`` says whether somebody else had changed files after it, which the point has, too."""
+    """A state with a name.
+
+    ``number`` is the newest step when the name was given. It is 0 if there was none, or if that step was dropped.
+    ``with_others``: the state also has what others had changed after that step.
+    """
 
     name: str
     number: int

@@ -1,1 +1,1 @@
-"""The tree of a workspace, reached by descriptors; where its state is kept, and who has it open."""
+"""The tree of a workspace, reached by descriptors, and where its state is kept."""
