@@ -37,7 +37,7 @@ from ringfence_tools.printable import how_to_apply, one_line
 from ringfence_tools.runs.agent_run import MASKED, RunOutcome, RunWatcher, run_agent
 from ringfence_tools.runs.open_run import open_run
 from ringfence_tools.runs.place import Place
-from ringfence_tools.runs.report import About, CheckEnded, Judgement, ReportFile, render_page
+from ringfence_tools.runs.report import CheckEnded, Judgement, ReportFile, RunDescription, render_page
 from ringfence_tools.runs.run_limits import RunLimits
 from ringfence_tools.runs.run_spec import RunSpec
 from ringfence_tools.runs.run_workspace import NO_HIDE, DiskWorkspace, RunWorkspace
@@ -150,7 +150,7 @@ def _page(
     task, now = attempt.task, datetime.now(UTC)
     steps = [*_next_steps(attempt, outcome)]
     model = task.model.partition("@")[0]  # a URL may have a password in it
-    about = About(task.task, model, "", task.workspace, report.started_at, now, steps, judgement)
+    about = RunDescription(task.task, model, "", task.workspace, report.started_at, now, steps, judgement)
     return render_page(about, outcome, workspace, report.record(outcome.stats))
 
 

@@ -44,7 +44,7 @@ from ringfence_tools.printable import (
 )
 from ringfence_tools.runs.command_errors import NotStartedError
 from ringfence_tools.runs.outputs import ErrorStream, OutputFile, open_output, put, put_diff, recording
-from ringfence_tools.runs.recovered_call import recovery
+from ringfence_tools.runs.recovered_call import describe_recovery
 from ringfence_tools.runs.signals import Signals
 
 if TYPE_CHECKING:
@@ -457,7 +457,7 @@ def opened(directory: Path, invocation: Invocation, *, changes: bool, dry_run: b
                 workspace = Workspace.open(directory, progress=progress)
             with workspace:
                 if workspace.recovered is not None:
-                    errors.say(recovery(workspace.recovered, directory))
+                    errors.say(describe_recovery(workspace.recovered, directory))
                 before = workspace.newest
                 yield workspace
     except KeyboardInterrupt:

@@ -59,11 +59,11 @@ from ringfence_tools.runs.outputs import (
     put_diff,
     refuse_one_file,
 )
-from ringfence_tools.runs.owner_policies import unfit
+from ringfence_tools.runs.owner_policies import missing_tool_error
 from ringfence_tools.runs.place import WorkspaceKind
 from ringfence_tools.runs.policy_specs import is_code
 from ringfence_tools.runs.receipts_file import ReceiptsFile
-from ringfence_tools.runs.recovered_call import recovery
+from ringfence_tools.runs.recovered_call import describe_recovery
 from ringfence_tools.runs.reserved_stdout import reserve_stdout
 from ringfence_tools.runs.run_limits import RunLimits, absolute_code, absolute_policy
 from ringfence_tools.runs.run_spec import RunSpec
@@ -192,7 +192,7 @@ def run_task(options: RunCommand, invocation: Invocation) -> int:
             try:
                 check_task(run.task)
             except PromptValidationError as error:  # a policy is about a tool that this run does not have
-                raise unfit(error, options.directory, run.limits.place.workspace) from None
+                raise missing_tool_error(error, options.directory, run.limits.place.workspace) from None
         if not options.quiet:
             _announce(run, errors)
         watchers: list[RunWatcher] = [one for one in (run.receipts, run.report) if one is not None]
@@ -292,7 +292,7 @@ def _open_files(
     if options.receipts is not None:
         protect_path(workspace, options.receipts, "the list of receipts of this run comes there")
     if history.recovered is not None:
-        errors.say(recovery(history.recovered, directory))
+        errors.say(describe_recovery(history.recovered, directory))
     if receipts is not None:
         receipts.complete(history)
     return patch, receipts, report
@@ -435,11 +435,11 @@ def apply_outcome(outcome: RunOutcome, task: AgentTask, signals: Signals) -> Non
 
 
 def _render_report(run: Run, outcome: RunOutcome, report: ReportFile) -> bytes:
-    from ringfence_tools.runs.report import About, render_page
+    from ringfence_tools.runs.report import RunDescription, render_page
 
     directory = Path(os.path.abspath(run.options.directory))  # who reads it is somewhere else
     next_steps = list(_next_steps(run, directory, outcome))
-    about = About(
+    about = RunDescription(
         run.task.text,
         run.options.model.partition("@")[0],  # a URL may have a password in it
         run.limits.describe() if run.record is not None else "",

@@ -27,7 +27,7 @@ from ringfence_tools.runs.asking import nobody
 from ringfence_tools.runs.command_errors import UNAVAILABLE, BusyError, NotStartedError, spec_refused
 from ringfence_tools.runs.outputs import ErrorStream, refuse_way_out
 from ringfence_tools.runs.own_code import sections_of
-from ringfence_tools.runs.owner_policies import unfit
+from ringfence_tools.runs.owner_policies import missing_tool_error
 from ringfence_tools.runs.receipts_file import ReceiptsFile
 from ringfence_tools.runs.reserved_stdout import reserve_stdout
 from ringfence_tools.runs.run_workspace import protect_path
@@ -152,7 +152,7 @@ class LazyWorkspace:
 
     def _refusal(self, error: Exception) -> click.ClickException:
         if isinstance(error, PromptValidationError):
-            return unfit(error, self._options.directory, self._options.spec.place.workspace)
+            return missing_tool_error(error, self._options.directory, self._options.spec.place.workspace)
         if isinstance(error, SpecError):
             return spec_refused(error)
         if isinstance(error, StateDirectoryError):

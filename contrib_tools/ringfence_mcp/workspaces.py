@@ -25,11 +25,11 @@ from ringfence_tools.contents import LeftOut
 from ringfence_tools.history import HistoryToolsSection
 from ringfence_tools.runs.agent_run import MakeSection
 from ringfence_tools.runs.asking import nobody
-from ringfence_tools.runs.open_run import OpenedRun, begin_run, open_run
+from ringfence_tools.runs.open_run import OpenedRun, open_run, resolve_rules
 from ringfence_tools.runs.outputs import left_out_lines
 from ringfence_tools.runs.own_code import sections_of
 from ringfence_tools.runs.place import Place
-from ringfence_tools.runs.recovered_call import recovery
+from ringfence_tools.runs.recovered_call import describe_recovery
 from ringfence_tools.runs.reserved_stdout import reserve_stdout
 from ringfence_tools.runs.run_spec import RunSpec
 from ringfence_tools.runs.run_workspace import HIDDEN, RunWorkspace, own_policies
@@ -91,7 +91,7 @@ def _served(run: OpenedRun, spec: RunSpec, close: Callable[[], None], *, read_on
     if history is None:
         notes.append("it is a copy in memory, and ends with the server")
     elif history.recovered is not None:
-        recovered = recovery(history.recovered, directory)
+        recovered = describe_recovery(history.recovered, directory)
         notes.insert(0, recovered)
     notes += unused_patterns(run.policies, spec.hide, directory)
 
@@ -149,7 +149,7 @@ def preview_workspace(
 
 def _open_view(spec: RunSpec, say: Callable[[str], None]) -> ServedWorkspace:
     """View the files on disk without a lock. An agent may change them meanwhile."""
-    policies, hide = begin_run(spec, say)
+    policies, hide = resolve_rules(spec, say)
     with reserve_stdout(spec.limits.sections):
         own_sections = sections_of(spec.limits.sections, spec.directory)
     place, directory = spec.place, Path(os.path.abspath(spec.directory))  # a tool may change the working directory

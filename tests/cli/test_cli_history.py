@@ -30,7 +30,7 @@ from ringfence_cli.task_log import recorded_tasks
 from ringfence_sandbox import HostFilesystem, Recovered, Workspace
 from ringfence_tools import HostMount
 from ringfence_tools.mounts import mount_all
-from ringfence_tools.runs.recovered_call import recovery
+from ringfence_tools.runs.recovered_call import describe_recovery
 from ringfence_tools.runs.report import render_call
 from ringfence_workspace.tree.places import store_of
 
@@ -580,7 +580,7 @@ def test_what_recovery_has_kept_is_said_with_the_command_that_shows_it(tmp_path:
     with Workspace.open(tmp_path) as workspace, held_call(workspace.filesystem, opaque=True) as call:
         (tmp_path / "made").write_text("half")
         note = call.rollback().notes[0]
-    said = recovery(Recovered("rolled back", "c9", "a test", notes=(note,)), Path("my \\1"))
+    said = describe_recovery(Recovered("rolled back", "c9", "a test", notes=(note,)), Path("my \\1"))
     assert said.endswith("; what they were is kept: `ringfence show 'my \\1' 1 --aborted` has it")
 
 

@@ -78,7 +78,7 @@ def open_run(
 
     with ExitStack() as stack:
         adapter = model_of(spec.model, directory, stack) if spec.model else None
-        policies, hide = begin_run(spec, say, ask, ignored, quiet=quiet)
+        policies, hide = resolve_rules(spec, say, ask, ignored, quiet=quiet)
         if spec.is_copy:
             for line in recovered_before_copy(directory, quiet=quiet) if spec.store is None else ():
                 say(line)
@@ -101,7 +101,7 @@ def open_run(
         yield OpenedRun(limits, workspace, policies, sections, adapter)
 
 
-def begin_run(
+def resolve_rules(
     spec: RunSpec,
     say: Callable[[str], None],
     ask: Ask = nobody,

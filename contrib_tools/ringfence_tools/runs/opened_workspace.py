@@ -17,7 +17,7 @@ from ringfence_sandbox import describe_stale_image, unfinished_calls
 from ringfence_tools.runs.command_errors import BusyError, NotStartedError
 from ringfence_tools.runs.outputs import ErrorStream, recording
 from ringfence_tools.runs.place import Place
-from ringfence_tools.runs.recovered_call import recovery
+from ringfence_tools.runs.recovered_call import describe_recovery
 from ringfence_tools.runs.run_workspace import DiskWorkspace, MemoryWorkspace
 
 
@@ -70,7 +70,7 @@ def recovered_before_copy(directory: Path, *, quiet: bool = False) -> Iterator[s
         else:
             with closing(on_disk(directory, quiet=quiet)) as workspace:
                 if (recovered := workspace.history.recovered) is not None:
-                    yield recovery(recovered, directory)
+                    yield describe_recovery(recovered, directory)
 
 
 def start_container(

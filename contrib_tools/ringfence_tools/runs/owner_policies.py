@@ -43,7 +43,7 @@ def policies_of(directory: Path, specs: Sequence[str]) -> tuple[Policy, ...]:
     return strictest((*owned, *parse_specs(specs, directory)))
 
 
-def unfit(error: PromptValidationError, directory: Path, workspace: str | None) -> click.UsageError:
+def missing_tool_error(error: PromptValidationError, directory: Path, workspace: str | None) -> click.UsageError:
     """Return the error for a policy whose tool the agent does not have. It says how to get the tool."""
     message = str(error)
     if error.placeholder in CONTAINER_TOOLS and workspace != "podman":

@@ -9,7 +9,7 @@ from ringfence_sandbox import Recovered
 from ringfence_tools.printable import how_to_look
 
 
-def recovery(recovered: Recovered, directory: Path) -> str:
+def describe_recovery(recovered: Recovered, directory: Path) -> str:
     """Describe the recovery of a crash to a person."""
     call = f"the tool call {recovered.call_id} ({recovered.tool})" if recovered.call_id else "a change"
     said = {

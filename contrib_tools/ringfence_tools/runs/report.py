@@ -94,7 +94,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class RunDescription:
     """The request of a run. ``terms`` are policies and limits. ``next_steps`` are commands for the reader.
 
     ``directory`` is where the run worked or, with a ``judgement``, what its copy was made of.
@@ -121,7 +121,7 @@ class ReportedFile:
     is_open: bool
 
 
-def render_page(about: About, outcome: RunOutcome, workspace: RunWorkspace, record: Markup) -> bytes:
+def render_page(about: RunDescription, outcome: RunOutcome, workspace: RunWorkspace, record: Markup) -> bytes:
     """Return the whole page in UTF-8. ``record`` comes from `ReportFile.record`."""
     styles = _template().style()
     digest = base64.b64encode(hashlib.sha256(styles.encode()).digest()).decode()
@@ -263,7 +263,7 @@ def _seconds(value: float) -> str:
     return f"{value * 1000:,.1f} ms" if value < 1 else f"{value:,.1f} s"
 
 
-def _facts(about: About, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
+def _facts(about: RunDescription, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
     stats, usage = outcome.stats, outcome.stats.usage
     if about.judgement is None:
         yield "Directory", one_line(escape_path(about.directory), 300)
