@@ -92,6 +92,15 @@ def test_a_package_says_that_it_is_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()
 
 
+def test_no_name_of_a_face_is_that_of_a_module() -> None:
+    # The import of the module would put it in the place of the name.
+    for package in PACKAGES:
+        for face in (ROOT / package).rglob("__init__.py"):
+            exported = set(re.findall(r'^    "(\w+)",$', face.read_text(), re.MULTILINE))
+            modules = {path.stem for path in face.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
+            assert exported & modules == set(), face
+
+
 def test_every_folder_of_modules_is_a_package() -> None:
     # The import contracts do not see a module in a folder without __init__.py.
     modules = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if not path.is_relative_to(DEMO)]

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ringfence_workspace.history.step_lookup import StepName
     from ringfence_workspace.history.store_roots import describe_replaced_root, record_root
     from ringfence_workspace.history.undo_plan import ReversalOutcome
+    from ringfence_workspace.history_stores import HistoryStore, forget_store, stores
     from ringfence_workspace.host import HostFilesystem
     from ringfence_workspace.outputs import is_output
     from ringfence_workspace.revisions import checkout_revision, resolve_revision
-    from ringfence_workspace.stores import HistoryStore, forget_store, stores
     from ringfence_workspace.transaction.interrupted_calls import KilledCall, UnfinishedCall, unfinished_calls
     from ringfence_workspace.transaction.recovery import Recovered
     from ringfence_workspace.tree.confined import is_reserved
@@ -62,7 +62,7 @@ __all__ = [
 _MODULES = {
     "CallProcess": "ringfence_workspace.call_process",
     "Export": "ringfence_workspace.history.history_views",
-    "HistoryStore": "ringfence_workspace.stores",
+    "HistoryStore": "ringfence_workspace.history_stores",
     "HostFilesystem": "ringfence_workspace.host",
     "KilledCall": "ringfence_workspace.transaction.interrupted_calls",
     "LogEntry": "ringfence_workspace.history.history_views",
@@ -80,14 +80,14 @@ _MODULES = {
     "describe_lost_rule": "ringfence_workspace.history.hidden_rule",
     "describe_replaced_root": "ringfence_workspace.history.store_roots",
     "find_workspace": "ringfence_workspace.workspace",
-    "forget_store": "ringfence_workspace.stores",
+    "forget_store": "ringfence_workspace.history_stores",
     "is_output": "ringfence_workspace.outputs",
     "is_reserved": "ringfence_workspace.tree.confined",
     "record_root": "ringfence_workspace.history.store_roots",
     "remembered_hidden": "ringfence_workspace.history.hidden_rule",
     "resolve_revision": "ringfence_workspace.revisions",
     "store_directory": "ringfence_workspace.tree.places",
-    "stores": "ringfence_workspace.stores",
+    "stores": "ringfence_workspace.history_stores",
     "unfinished_calls": "ringfence_workspace.transaction.interrupted_calls",
 }
 

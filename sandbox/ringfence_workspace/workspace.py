@@ -43,8 +43,8 @@ from ringfence_workspace.history.step_lookup import NamedStep, StepLookup, StepN
 from ringfence_workspace.history.store import FOLDER, Store, reporting_damage
 from ringfence_workspace.history.store_roots import check_format
 from ringfence_workspace.history.undo_plan import DROPPED, NOT_EMPTY, Planner, ReversalOutcome, ReversalPlan
+from ringfence_workspace.history_stores import forget_temporary_stores, mark_temporary_store
 from ringfence_workspace.host import Durability, HostFilesystem
-from ringfence_workspace.stores import forget_temporary_stores, mark_temporary_store
 from ringfence_workspace.transaction.interrupted_calls import (
     KilledCall,
     UnfinishedCall,
