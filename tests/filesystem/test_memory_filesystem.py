@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from running_calls import CallState, participant_of, within
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.filesystem.edits import line_window
 from ringfence.filesystem.tree import MemoryDirectory, MemoryFile, Node, Savepoint, Tree, differences
-from ringfence.participants import CURRENT_CALL, CallState, participant_of
 from ringfence.runtime import CallInfo, Transaction
 from ringfence.testing import HeldCall, held_call
 from ringfence.testing.looking import tree_of
@@ -428,9 +428,8 @@ def test_looking_is_possible_while_something_changes() -> None:
 
 def test_a_handle_belongs_to_its_call_whatever_call_runs() -> None:
     filesystem, mine, other = InMemoryFilesystem(), HeldCall("mine"), HeldCall("other")
-    running = CURRENT_CALL.set(other)
-    filesystem.for_call(mine).write("a.txt", "x")
-    CURRENT_CALL.reset(running)
+    with within(other):
+        filesystem.for_call(mine).write("a.txt", "x")
     assert mine.participant.lock is filesystem.lock
     assert filesystem.lock.holder is mine
     mine.rollback()

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from running_calls import current_call
 
 from ringfence import Snapshotable
 from ringfence.adapters import PromptEvaluationError, ToolExecutor
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
-from ringfence.participants import CURRENT_CALL
 from ringfence.prompt import (
     MarkdownSection,
     PolicyDecision,
@@ -83,7 +83,7 @@ class World:
 
     def is_free(self) -> None:
         """Nothing is held, and no call is current."""
-        assert (self.files.lock.holder, self.session.lock.holder, CURRENT_CALL.get()) == (None, None, None)
+        assert (self.files.lock.holder, self.session.lock.holder, current_call()) == (None, None, None)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     def is_untouched(self) -> None:

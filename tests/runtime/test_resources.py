@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from running_calls import CallState, participant_of
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
-from ringfence.participants import CallState, participant_of
 from ringfence.resources import (
     Binding,
     CircularDependencyError,

@@ -14,10 +14,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from running_calls import participant_of, within
 
 from ringfence.adapters import PromptResponse
 from ringfence.errors import CallEndedError, SectionVisibility, SnapshotRestoreError
-from ringfence.participants import CLEAN, CURRENT_CALL, participant_of
 from ringfence.prompt import ToolResult
 from ringfence.runtime import (
     Append,
@@ -30,6 +30,7 @@ from ringfence.runtime import (
     Receipt,
     RenderedTools,
     Replace,
+    RollbackReport,
     Session,
     SetVisibilityOverride,
     SlicePolicy,
@@ -453,7 +454,7 @@ def test_a_session_is_a_participant_with_a_lock_of_its_name_that_keeps_nothing_o
     mark = session.begin(call())
     assert session.changes(mark) == ()
     assert session.commit(mark, receipt()) is None
-    assert session.rollback(mark) == CLEAN
+    assert session.rollback(mark) == RollbackReport()
 
 
 def test_a_rollback_takes_back_state_but_no_logs() -> None:
@@ -512,7 +513,7 @@ def test_a_rollback_can_be_repeated() -> None:
     session[Fact].seed(Fact("a"))
     mark = session.begin(call())
     session.dispatch(Fact("b"))
-    assert [session.rollback(mark), session.rollback(mark)] == [CLEAN, CLEAN]
+    assert [session.rollback(mark), session.rollback(mark)] == [RollbackReport(), RollbackReport()]
     assert names(session) == "a"
 
 
@@ -615,8 +616,9 @@ def test_a_failed_call_after_a_foreign_snapshot_was_restored_leaves_the_foreign_
 
 
 def test_changed_tells_whether_a_call_made_state_differ_from_a_mark() -> None:
-    session, of_a_call = logging(), contextvars.copy_context()
-    of_a_call.run(CURRENT_CALL.set, call())
+    session = logging()
+    with within(call()):
+        of_a_call = contextvars.copy_context()
     session.dispatch(Fact("a"))
     mark = session.begin(call())
     session.dispatch(Fact("from outside"))

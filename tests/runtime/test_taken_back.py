@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running_calls import sort_participants
 
 from ringfence import (
     InMemoryFilesystem,
@@ -22,7 +23,6 @@ from ringfence import (
     ToolResult,
 )
 from ringfence.filesystem import Filesystem
-from ringfence.participants import sort_participants
 from ringfence.runtime import Receipt, ToolInvoked, Transaction, final_receipts, tool_transaction
 from ringfence_tools import VfsToolsSection
 from ringfence_tools.runs.agent_run import RunObserver, RunStats

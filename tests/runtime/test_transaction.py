@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from running_calls import TRANSITIONS, current_call
 
 from ringfence import Snapshotable
-from ringfence.participants import CLEAN, TRANSITIONS, current_call
 from ringfence.prompt import Prompt
 from ringfence.resources import Binding, Scope
 from ringfence.runtime import (
@@ -54,7 +54,7 @@ class Noting(Transactional):
 
     def rollback(self, mark: Any) -> RollbackReport:
         self.said.append(f"{self.name} goes back")
-        return CLEAN
+        return RollbackReport()
 
 
 @pytest.mark.parametrize("method", ["begin", "changes", "commit", "rollback"])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+from running_calls import within
 
 from ringfence.errors import SnapshotRestoreError
-from ringfence.participants import CURRENT_CALL
 from ringfence.runtime import (
     Append,
     CallInfo,
@@ -114,7 +115,8 @@ class OneSessionIsLists(RuleBasedStateMachine):
     snapshots = Bundle("snapshots")
 
     def __init__(self) -> None:
-        self.around = CURRENT_CALL.set(CallInfo("0", "all that is done here"))
+        self.around = ExitStack()
+        self.around.enter_context(within(CallInfo("0", "all that is done here")))
         super().__init__()
         self.all: list[World] = []
         self.taken: list[Taken] = []
@@ -156,7 +158,7 @@ class OneSessionIsLists(RuleBasedStateMachine):
             world.holds[kind] = [item for item in world.holds[kind] if not even(item)]
 
     def teardown(self) -> None:
-        CURRENT_CALL.reset(self.around)
+        self.around.close()
 
     @rule(world=worlds)
     def begin(self, world: World) -> None:

@@ -21,7 +21,7 @@ from kernels import on_each_kernel
 from killing import killed_at
 
 from ringfence.errors import CallEndedError
-from ringfence.participants import CLEAN
+from ringfence.runtime import RollbackReport
 from ringfence.testing import HeldCall, held_call
 from ringfence_sandbox import HostFilesystem, Workspace, is_reserved
 
@@ -475,7 +475,7 @@ def test_a_call_that_has_restored_a_directory_which_it_had_deleted_rolls_back(
                 work(handle)
                 handle.restore(snapshot)
             here("the end")
-            assert call.rollback() == CLEAN
+            assert call.rollback() == RollbackReport()
 
     assert killed_at(0 if killed else -1, run) == killed
     HostFilesystem(root, store=tmp_path / "s").close()

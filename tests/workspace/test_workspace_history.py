@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 
@@ -13,10 +12,9 @@ import pytest
 from captured_tree import capture_tree, lasting
 from counting import count_calls
 from real_git import git, needs_git, repository
+from running_calls import within
 
 from ringfence.errors import TransactionError
-from ringfence.participants import CURRENT_CALL
-from ringfence.runtime import CallInfo
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
 
@@ -41,15 +39,6 @@ def call(workspace: Workspace, change: Callable[[HostFilesystem], object]) -> No
     with held_call(workspace.filesystem, call_id=f"call-{len(workspace.steps()) + 1}") as held:
         change(workspace.filesystem.for_call(held))
         held.commit()
-
-
-@contextmanager
-def current(call: CallInfo) -> Generator[None]:
-    token = CURRENT_CALL.set(call)
-    try:
-        yield
-    finally:
-        CURRENT_CALL.reset(token)
 
 
 def snapshot_and_restore(fs: HostFilesystem) -> None:
@@ -203,7 +192,7 @@ def test_a_call_that_has_changed_files_cannot_change_the_history(workspace: Work
     call(workspace, lambda fs: fs.write("x", "x"))
     with held_call(workspace.filesystem) as held:
         workspace.filesystem.for_call(held).write("y", "y")
-        with current(held), pytest.raises(TransactionError, match="a tool call of its own"):
+        with within(held), pytest.raises(TransactionError, match="a tool call of its own"):
             workspace.undo()
 
 
@@ -222,7 +211,7 @@ def test_what_somebody_writes_after_a_restore_that_made_no_step_is_theirs(
     if not kept:
         call(workspace, lambda fs: fs.write("x", "2\n"))
     before(root)
-    with held_call(workspace.filesystem) as held, current(held):
+    with held_call(workspace.filesystem) as held, within(held):
         workspace.restore(1)
         held.commit() if kept else held.rollback()
     (root / "x").write_text("theirs\n")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from captured_tree import names_in
+from running_calls import current_call
 
 from ringfence.errors import TransactionError
-from ringfence.participants import CURRENT_CALL
 from ringfence.runtime import Cancellation, Session, tool_transaction
 from ringfence_sandbox import HostFilesystem, PodmanSandbox, ScanLimits
 
@@ -154,7 +154,7 @@ def test_a_command_in_a_call_belongs_to_the_call(sandbox: PodmanSandbox) -> None
     with pytest.raises(KeyError), tool_transaction(Session(), opaque=True) as call:
         sandbox.run("echo made > made")
         sandbox.filesystem.write("typed", "typed\n")
-        assert CURRENT_CALL.get() is call
+        assert current_call() is call
         raise KeyError
     assert names_in(root) == []
 
