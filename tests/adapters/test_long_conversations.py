@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from provider_server import Asked, Failure, ProviderServer, Reply
+from provider_shapes import Note, called
 
 from ringfence.adapters import (
     AnthropicAdapter,
@@ -23,7 +24,6 @@ from ringfence.adapters import (
 from ringfence.adapters.loop import shorten
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import Session, ToolInvoked
-from ringfence.testing.adapter_contract import Note, called
 
 DONE = {"text": "All of it is done."}
 WIRES = ("responses", "chat", "messages")

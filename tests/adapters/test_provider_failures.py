@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from provider_server import Broken, Failure, ProviderServer, Reply, Slow
+from provider_shapes import Note, called
 
 from ringfence import DeadlineExceededError
 from ringfence.adapters import (
@@ -25,7 +26,6 @@ from ringfence.adapters import (
 )
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import Budget, Deadline, Session, ToolInvoked
-from ringfence.testing.adapter_contract import Note, called
 
 FOREVER = 3600
 """Seconds that no test waits for: the run would be ended."""

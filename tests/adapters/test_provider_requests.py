@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from provider_server import Asked, ProviderServer, Reply
+from provider_shapes import Claim, called
 
 from ringfence.adapters import (
     AnthropicAdapter,
@@ -27,7 +28,6 @@ from ringfence.adapters import (
 )
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolExample, ToolResult
 from ringfence.runtime import Session
-from ringfence.testing.adapter_contract import Claim, called
 
 DONE = {"text": "Done."}
 WIRES = ("chat", "responses", "messages")

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from provider_server import ProviderServer
+from provider_shapes import Turn
 
 from ringfence.adapters import AnthropicAdapter, OpenAIAdapter, ProviderAdapter, ScriptedAdapter
 from ringfence.testing import AdapterContract
-from ringfence.testing.adapter_contract import Turns
 
 
 class TestScripted(AdapterContract):
     @contextmanager
-    def adapter(self, turns: Turns) -> Generator[ProviderAdapter]:
+    def adapter(self, turns: Sequence[Turn]) -> Generator[ProviderAdapter]:
         yield ScriptedAdapter(turns)
 
 
 class OverHttp(AdapterContract):
     @contextmanager
-    def adapter(self, turns: Turns) -> Generator[ProviderAdapter]:
+    def adapter(self, turns: Sequence[Turn]) -> Generator[ProviderAdapter]:
         with ProviderServer(turns) as server, self.connected(server) as adapter:
             yield adapter
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kernels import OLD_KERNEL
 
 from ringfence.testing import FilesystemContract
 from ringfence_sandbox import HostFilesystem
-from ringfence_workspace.tree.kernel import Abilities
 
 
 class TestHostFilesystem(FilesystemContract):
@@ -33,6 +33,5 @@ class TestHostFilesystemOnAnOldKernel(TestHostFilesystem):
     @pytest.fixture
     def fs(self, tmp_path: Path) -> Iterator[HostFilesystem]:
         (tmp_path / "root").mkdir()
-        old = Abilities(openat2=False, renameat2=False, tmpfile=False)
-        with HostFilesystem(tmp_path / "root", store=tmp_path / "store", can=old) as filesystem:
+        with HostFilesystem(tmp_path / "root", store=tmp_path / "store", can=OLD_KERNEL) as filesystem:
             yield filesystem

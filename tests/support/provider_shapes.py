@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ringfence.serde import STRICT_JSON
@@ -274,3 +275,23 @@ def _object(text: str) -> object:
 
 def _pieces(text: str) -> Sequence[str]:
     return [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
+
+
+@dataclass(frozen=True)
+class Note:
+    # No docstring: it would be in the schema of the parameters.
+    text: str = "x"
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Claim:
+    # No docstring: it would be in the schema of the output.
+    title: str
+    certain: bool = True
+
+
+def called(*texts: object) -> Turn:
+    """A turn that calls the tool `note` with each text."""
+    calls = [{"name": "note", "arguments": {"text": text}} for text in texts]
+    return {"text": "so be it", "tool_calls": calls}
