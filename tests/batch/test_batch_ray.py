@@ -22,12 +22,11 @@ import pytest
 from batches import outcomes, scratch, scratch_place, sleepy, task, wait_until, workers_of
 from captured_tree import capture_tree
 from effort import PROVING, SEED, amount
+from podman_parts import connect, image_of
 
 from ringfence_batch import Batch, BatchTask
 from ringfence_batch.sources import unpack_source
 from ringfence_sandbox import SandboxUnavailableError
-from ringfence_sandbox.container.connection import connect
-from ringfence_sandbox.container.images import DEFAULT_RECIPE, built, recipe
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -95,7 +94,7 @@ def contents(place: Path) -> dict[str, tuple[str, int, object]]:
 def has_podman() -> bool:
     try:
         with connect() as podman:
-            return built(podman, recipe(DEFAULT_RECIPE)) is not None
+            return image_of(podman) is not None
     except SandboxUnavailableError:
         return False
 

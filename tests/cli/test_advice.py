@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import outcome_words
 from batches import EDIT, READ, TURNS, script, task
 from captured_tree import capture_tree
 from command_line import ringfence_text
 
 from ringfence.runtime import Receipt
 from ringfence_batch import Batch
-from ringfence_tools.printable import outcome_words
 
 
 @pytest.fixture

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import outcome_words, render_call, render_patch
 from command_line import ringfence
 
 from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.filesystem.paths import GIT_ADVICE
 from ringfence.limits import utc_now
 from ringfence.runtime import Change, FileVersion, PolicyVerdict, Receipt
-from ringfence_tools.printable import outcome_words
 from ringfence_tools.runs.attention import attention, with_moves
-from ringfence_tools.runs.report import render_call, render_patch
 
 FILE = FileVersion("file", 0o644, 3, content_hash="a")
 

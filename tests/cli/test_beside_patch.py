@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from agent_runs import MAX_CHANGE_LINES, unpatchable_changes
 
 from ringfence.runtime import Change, FileVersion
 from ringfence.testing import held_call
 from ringfence_sandbox import Workspace
-from ringfence_tools.printable import MAX_CHANGE_LINES, unpatchable_changes
 
 
 def version(kind: str, mode: int) -> FileVersion:

@@ -13,12 +13,10 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from agent_runs import Signals
+from command_line import ringfence_text
 
-from ringfence_cli import main
 from ringfence_cli.demonstration import copy_files, demonstrate, run_tests
-from ringfence_cli.options import Invocation
-from ringfence_tools.runs.signals import Signals
 
 DATA = Path(str(files("ringfence_cli") / "demo"))
 DEMO = [sys.executable, "-m", "ringfence_cli", "demo"]
@@ -74,10 +72,9 @@ def test_the_data_of_the_package_is_not_touched(temporary: dict[str, str]) -> No
 
 
 def test_a_directory_that_exists_is_not_worked_in(tmp_path: Path) -> None:
-    with Signals() as signals:
-        ended = CliRunner().invoke(main.ringfence, ["demo", "--keep", str(tmp_path)], obj=Invocation(signals))
-    assert ended.exit_code == 2
-    assert "cannot be made" in ended.output
+    ended = ringfence_text("demo", "--keep", tmp_path)
+    assert ended.returncode == 2
+    assert "cannot be made" in ended.stderr
     assert os.listdir(tmp_path) == []
 
 

@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import hidden_as_before
 from command_line import ringfence
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters
+from served import open_served
 from store_bytes import store_bytes
 
 from ringfence.filesystem import HiddenFiles
 from ringfence.testing import held_call
-from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import Workspace, describe_lost_rule, remembered_hidden, store_directory
-from ringfence_tools.runs.hiding import hidden_as_before
-from ringfence_tools.runs.place import Place
-from ringfence_tools.runs.run_limits import RunLimits
-from ringfence_tools.runs.run_spec import RunSpec
 
 SECRET = b"a-secret-value-of-the-host"
 NOTE = b"a-private-note-of-the-host"
@@ -213,8 +210,7 @@ def test_a_bad_pattern_is_a_usage_error(tree: Path, command: str) -> None:
 def test_a_server_says_what_it_hides(tree: Path) -> None:
     for place in ("disk", "memory"):
         for read_only in (False, True):
-            spec = RunSpec(tree, limits=RunLimits(place=Place(place)), hide=HiddenFiles())
-            served = open_workspace(spec, read_only=read_only)
+            served = open_served(tree, place, hide=HiddenFiles(), read_only=read_only)
             served.close()
             assert any(note.startswith("left out: .env (hidden") for note in served.notes)
 

@@ -19,7 +19,9 @@ from typing import Any
 
 import command_line
 import pytest
+from agent_runs import render_call
 from captured_tree import capture_tree, lasting
+from mounts import mount_all
 
 from ringfence import ToolValidationError
 from ringfence.filesystem import InMemoryFilesystem
@@ -29,9 +31,7 @@ from ringfence_cli.live import call_text
 from ringfence_cli.task_log import recorded_tasks
 from ringfence_sandbox import HostFilesystem, Recovered, Workspace
 from ringfence_tools import HostMount
-from ringfence_tools.mounts import mount_all
 from ringfence_tools.runs.recovered_call import describe_recovery
-from ringfence_tools.runs.report import render_call
 from ringfence_workspace.tree.places import store_of
 
 

@@ -18,13 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import AgentTask, MemoryWorkspace, Signals, apply_outcome, run_agent
 
 from ringfence.adapters import ScriptedAdapter
 from ringfence_cli.main import execute
-from ringfence_cli.run import apply_outcome
-from ringfence_tools.runs.agent_run import AgentTask, run_agent
-from ringfence_tools.runs.run_workspace import MemoryWorkspace
-from ringfence_tools.runs.signals import Signals
 
 STARTED = 30.0
 """Seconds that a process has to come to its first call."""

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from agent_runs import RunStats
 from command_line import ringfence_text
 from provider_server import Failure, ProviderServer, Reply, Slow
 from rich.console import Console
 
 from ringfence.adapters import ModelText, ModelTurn, Turn
 from ringfence_cli.live import View
-from ringfence_tools.runs.agent_run import RunStats
 
 EDIT = {
     "text": "I read it, then I change it.",

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import policies_of
 from command_line import ringfence_text
-
-from ringfence_tools.runs.owner_policies import policies_of
 
 CALLS: list[Mapping[str, object]] = [
     {"name": "read_file", "arguments": {"file_path": "a.txt"}},

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import RunStats, render_call, render_patch
 from command_line import ringfence
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,8 +27,7 @@ from ringfence.adapters import ModelTurn, Turn
 from ringfence.runtime import Change, FileVersion, PolicyVerdict, Receipt, RejectedToolParams
 from ringfence_sandbox import Workspace
 from ringfence_tools.runs import report as pages
-from ringfence_tools.runs.agent_run import RunStats
-from ringfence_tools.runs.report import ReportFile, render_call, render_patch, render_turn
+from ringfence_tools.runs.report import ReportFile, render_turn
 
 VOID = frozenset({"meta", "img", "br", "link"})
 HOSTILE = [

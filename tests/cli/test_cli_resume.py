@@ -20,22 +20,29 @@ from typing import Any
 
 import click
 import pytest
+from agent_runs import (
+    AgentTask,
+    DiskWorkspace,
+    OutputFile,
+    Place,
+    RunLimits,
+    RunOutcome,
+    RunRecord,
+    Signals,
+    container,
+    interrupted_run,
+    join_policies,
+    place_of,
+    record_of,
+    run_watched,
+)
 from command_line import ringfence_text as ringfence
 from command_line import served_once
 
 from ringfence import PromptEvaluationError, Session, serde
 from ringfence.adapters import Message, MessageAdded, ScriptedAdapter
 from ringfence.testing import held_call
-from ringfence_cli.options import container, place_of
-from ringfence_cli.resume import RunRecord, interrupted_run, record_of
-from ringfence_cli.run import run_watched
 from ringfence_sandbox import SandboxLimits, Workspace
-from ringfence_tools.runs.agent_run import AgentTask, RunOutcome
-from ringfence_tools.runs.outputs import OutputFile
-from ringfence_tools.runs.place import Place
-from ringfence_tools.runs.run_limits import RunLimits, join_policies
-from ringfence_tools.runs.run_workspace import DiskWorkspace
-from ringfence_tools.runs.signals import Signals
 
 DONE: Mapping[str, Any] = {"text": "Done."}
 

@@ -16,17 +16,13 @@ from typing import Any
 
 import click
 import pytest
+from agent_runs import AgentTask, MemoryWorkspace, Signals, apply_changes, read_task, run_agent
 from click.testing import CliRunner
-from command_line import ringfence
+from command_line import ringfence, ringfence_text
 
 from ringfence import DeadlineExceededError, RestoreFailedError
 from ringfence.adapters import PromptEvaluationError, ScriptedAdapter
 from ringfence_cli import main
-from ringfence_cli.options import Invocation
-from ringfence_cli.run import read_task
-from ringfence_tools.runs.agent_run import AgentTask, apply_changes, run_agent
-from ringfence_tools.runs.run_workspace import MemoryWorkspace
-from ringfence_tools.runs.signals import Signals
 
 Turn = Mapping[str, Any]
 DONE: Turn = {"text": "Done."}
@@ -268,11 +264,10 @@ def test_the_task_can_come_from_a_file(tree: Path, tmp_path: Path) -> None:
 
 
 def usage_error(tree: Path, *arguments: str) -> str:
-    with Signals() as signals:
-        ended = CliRunner().invoke(main.ringfence, ["run", *arguments], obj=Invocation(signals))
-    assert ended.exit_code == 2
+    ended = ringfence_text("run", *arguments)
+    assert ended.returncode == 2
     assert contents(tree) == {"a.txt": b"one\r\ntwo\nthree", "sub/keep.txt": b"keep\n"}
-    return ended.output
+    return ended.stderr
 
 
 @pytest.mark.parametrize(

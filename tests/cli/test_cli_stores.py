@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from agent_runs import owner_file, record_of
 from command_line import ringfence, ringfence_text
 
-from ringfence_cli.resume import record_of
 from ringfence_sandbox import Workspace, store_directory
-from ringfence_tools.runs.owner_policies import owner_file
 
 
 @pytest.fixture

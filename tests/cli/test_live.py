@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import HIDDEN
 from command_line import ringfence, ringfence_process
 from rich.cells import cell_len
 from terminals import screen_of
-
-from ringfence_tools.runs.run_workspace import HIDDEN
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 OWN = '''\

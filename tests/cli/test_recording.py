@@ -6,9 +6,9 @@ import io
 from pathlib import Path
 
 import pytest
+from agent_runs import CLEARED, recording
 
 from ringfence_sandbox import Workspace
-from ringfence_tools.runs.outputs import CLEARED, recording
 
 
 class Terminal(io.StringIO):

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from agent_runs import write_back
 from effort import kill_points
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mounts import mount_all
 
 from ringfence.errors import WorkspaceConflictError
 from ringfence.filesystem import FilesystemSnapshot, InMemoryFilesystem, ReadBytesResult
 from ringfence.runtime import Change, FileVersion, Step
 from ringfence_sandbox import Workspace, is_reserved
 from ringfence_tools import HostMount
-from ringfence_tools.mounts import mount_all
-from ringfence_tools.runs.write_back import write_back
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9.txt")
 

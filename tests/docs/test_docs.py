@@ -16,6 +16,7 @@ from types import ModuleType
 import click
 import fsspec
 import pytest
+from agent_runs import CALL_OUTCOMES, EXIT_CODES, RunOutcome
 from pages import DOCS, PROJECT, Block, Page, page, pages
 
 from ringfence.filesystem import MAX_WRITE_LENGTH
@@ -29,7 +30,6 @@ from ringfence_tools import (
     VfsToolsSection,
     WorkspaceFileSystem,
 )
-from ringfence_tools.runs.agent_run import CALL_OUTCOMES, EXIT_CODES, RunOutcome
 
 PAGES = [*pages()]
 README = Page(PROJECT / "README.md")

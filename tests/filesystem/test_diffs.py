@@ -13,12 +13,19 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patches import (
+    EXECUTABLE,
+    REVERSIBLE_BYTES,
+    SYMLINK,
+    FileState,
+    apply_patch,
+    differences,
+    parse_patch,
+    patch_of,
+    unified_diff,
+)
 
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.filesystem.diff import REVERSIBLE_BYTES, FileState, patch_of, unified_diff
-from ringfence.filesystem.patch import EXECUTABLE, SYMLINK, apply_patch
-from ringfence.filesystem.patch_text import parse_patch
-from ringfence.filesystem.tree import differences
 
 Tree = dict[str, FileState]
 

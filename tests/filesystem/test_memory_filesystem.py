@@ -8,17 +8,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from captured_tree import tree_of
 from hypothesis import given
 from hypothesis import strategies as st
+from patches import differences
 from running_calls import CallState, participant_of, within
 
 from ringfence.errors import CallEndedError, ParticipantBusyError
 from ringfence.filesystem import Filesystem, InMemoryFilesystem
 from ringfence.filesystem.edits import line_window
-from ringfence.filesystem.tree import MemoryDirectory, MemoryFile, Node, Savepoint, Tree, differences
+from ringfence.filesystem.tree import MemoryDirectory, MemoryFile, Node, Savepoint, Tree
 from ringfence.runtime import CallInfo, Transaction
 from ringfence.testing import HeldCall, held_call
-from ringfence.testing.looking import tree_of
 
 DAY = timedelta(days=1)
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -12,9 +12,7 @@ from difflib import SequenceMatcher
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
-
-from ringfence.filesystem.patch import Patched, apply_patch
-from ringfence.filesystem.patch_text import parse_patch
+from patches import Patched, apply_patch, parse_patch
 
 MARK = "\\ No newline at end of file\n"
 TEXTS = st.integers(0, 30).map("line {}".format) | st.sampled_from(

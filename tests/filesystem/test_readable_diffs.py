@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from ringfence.filesystem.diff import REVERSIBLE_BYTES, FileState, unified_diff
-from ringfence.filesystem.readable_diff import readable_patch
+from patches import REVERSIBLE_BYTES, FileState, readable_patch, unified_diff
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0"
 

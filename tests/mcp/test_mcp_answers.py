@@ -18,13 +18,12 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp_servers import collecting, server_of
 from mcp_types import CallToolResult, Implementation, TextContent
+from served import ServedWorkspace, open_served
 
 from ringfence.prompt import Section
 from ringfence.runtime import Session
-from ringfence_mcp.workspaces import ServedWorkspace, open_workspace
 from ringfence_sandbox import HostFilesystem, PodmanSandbox
 from ringfence_tools import PodmanSandboxSection, VfsToolsSection
-from ringfence_tools.runs.run_spec import RunSpec
 
 pytestmark = pytest.mark.anyio
 MAX_TOOL_LIST = 6_000
@@ -47,7 +46,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(root: Path) -> Iterator[ServedWorkspace]:
-    served = open_workspace(RunSpec(root))
+    served = open_served(root)
     yield served
     served.close()
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from mcp_servers import ERAS, HEADERS, HELLO, MODERN, PATIENT, TOKEN, Bench, HttpServer, http_server, message, result
-
-from ringfence_mcp.clients import MAX_CLIENTS
+from served import MAX_CLIENTS
 
 HEARD = 1.0
 """In which a server on a busy machine has heard of the end of a connection."""

@@ -73,14 +73,6 @@ SCENARIOS = [
 schemas of the suite's own, images and audio, streams that are resumed."""
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    root.mkdir()
-    (root / "a.txt").write_text("one\n")
-    return root
-
-
 def run(program: Path, *arguments: str, fails: bool = False, **environment: str) -> str:
     """Run one program with the node beside it. Return what it printed to standard output."""
     search = f"{program.parent}:{os.environ['PATH']}"

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from mcp_servers import HELLO, Bench, LineClient, collecting, in_background, message, server_of
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from served import serve_stdio
 
 from ringfence.runtime import Receipt
 from ringfence_mcp.first_answer import VERSIONS, Begun, answer_first
-from ringfence_mcp.transports import serve_stdio
 
 HEAVY = {"mcp", "mcp_types", "pydantic", "anyio", "asyncio", "httpx2", "starlette", "uvicorn", "opentelemetry"}
 IMPORTS = """

@@ -16,26 +16,16 @@ import anyio
 import pytest
 from command_line import ringfence_text
 from mcp_servers import ERAS, HEADERS, HELLO, MODERN, TOKEN, HttpServer, http_server, many_files, message
+from served import is_loopback, open_served, parse_address
 
-from ringfence_mcp.transports import is_loopback, parse_address
-from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import Workspace
-from ringfence_tools.runs.run_spec import RunSpec
 
 ENDED = 60.0
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    root.mkdir()
-    (root / "a.txt").write_text("one\n")
-    return root
-
-
 @contextmanager
 def serving(root: Path, host: str = "127.0.0.1", names: tuple[str, ...] = ()) -> Iterator[HttpServer]:
-    workspace = open_workspace(RunSpec(root))
+    workspace = open_served(root)
     with closing(workspace), http_server(workspace, host=host, names=names) as server:
         yield server
 

@@ -15,15 +15,12 @@ from command_line import ringfence_text
 from mcp import Client
 from mcp_servers import ERAS, LEGACY, MODERN, HttpServer, collecting, http_server, pipe_server, server_of
 from mcp_types import CallToolResult, Implementation, TextContent
+from served import open_served
 
 from ringfence import Prompt, PromptTemplate, Session, ToolExecutor
 from ringfence.runtime import Receipt
-from ringfence_mcp.identity import CLIENT_HEADER
-from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import Workspace
 from ringfence_tools import HistoryToolsSection, VfsToolsSection
-from ringfence_tools.printable import printable
-from ringfence_tools.runs.run_spec import RunSpec
 
 
 @pytest.fixture
@@ -37,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 
 @contextmanager
 def serving(root: Path) -> Iterator[HttpServer]:
-    with closing(open_workspace(RunSpec(root))) as workspace, http_server(workspace) as server:
+    with closing(open_served(root)) as workspace, http_server(workspace) as server:
         yield server
 
 
@@ -82,7 +79,7 @@ def test_two_sessions_of_one_name_do_not_share_what_they_have_read(server: HttpS
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("headers", [{}, {CLIENT_HEADER: "mine"}, {"mcp-session-id": "mine"}])
+@pytest.mark.parametrize("headers", [{}, {"ringfence-client": "mine"}, {"mcp-session-id": "mine"}])
 async def test_no_name_and_no_connection_is_an_identity(root: Path, headers: dict[str, str]) -> None:
     with serving(root) as server:
         async with server.client(MODERN, **headers) as one, server.client(MODERN, **headers) as two:
@@ -97,7 +94,7 @@ async def test_no_name_and_no_connection_is_an_identity(root: Path, headers: dic
 
 
 def test_the_process_on_stdio_is_an_identity(root: Path) -> None:
-    with closing(open_workspace(RunSpec(root))) as workspace, pipe_server(workspace) as server:
+    with closing(open_served(root)) as workspace, pipe_server(workspace) as server:
         server.client.result("write_file", file_path="new.txt", content="1\n")
         assert not server.client.result("write_file", file_path="new.txt", content="2\n").get("isError")
         assert not server.client.result("undo").get("isError")
@@ -236,7 +233,7 @@ def test_undo_takes_back_ones_own_steps_and_another_s_only_by_name(server: HttpS
 @pytest.mark.parametrize("era", ["legacy", MODERN])
 async def test_a_step_and_its_receipt_name_the_client(root: Path, era: str) -> None:
     with serving(root) as server:
-        async with server.client(era, **{CLIENT_HEADER: "mine"}) as client:
+        async with server.client(era, **{"ringfence-client": "mine"}) as client:
             await client.call_tool("write_file", {"file_path": "1", "content": "new\n"})
         async with server.client(era) as client:
             await client.call_tool("write_file", {"file_path": "2", "content": "new\n"})
@@ -265,12 +262,12 @@ async def test_nothing_in_the_name_of_a_client_makes_a_step_or_reaches_a_model_o
 ) -> None:
     in_headers = [name for name in HOSTILE if name.isascii() is False and max(map(ord, name)) < 0x100]
     receipts: list[Receipt] = []
-    with closing(open_workspace(RunSpec(root))) as workspace, ExitStack() as stack:
+    with closing(open_served(root)) as workspace, ExitStack() as stack:
         server = stack.enter_context(http_server(workspace)) if by_header else None
         names = in_headers if by_header else HOSTILE
         for number, name in enumerate(names):
             opened = (
-                server.client(era, **{CLIENT_HEADER: name.encode("latin-1")})
+                server.client(era, **{"ringfence-client": name.encode("latin-1")})
                 if server is not None
                 else Client(
                     server_of(workspace, collecting(receipts)).protocol(),
@@ -289,7 +286,7 @@ async def test_nothing_in_the_name_of_a_client_makes_a_step_or_reaches_a_model_o
     clients += [receipt.client for receipt in receipts if receipt.tool == "write_file"]
     shown = [content.text.replace("\n", ""), ringfence_text("log", root).stdout.replace("\n", ""), *clients]
     assert len(clients) >= len(names)
-    assert [text for text in shown if printable(text) != text or "\n" in text] == []
+    assert [text for text in shown if not text.isprintable()] == []
     assert len(ringfence_text("log", root).stdout.splitlines()) == len(names) + 1
 
 

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import owner_file
 from command_line import ringfence_text
 from mcp_servers import HELLO, LineClient
+from served import open_served
 
 from ringfence.errors import CallCancelledError
 from ringfence.runtime import Cancellation
-from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import Workspace, store_directory
-from ringfence_tools.runs.owner_policies import owner_file
-from ringfence_tools.runs.run_spec import RunSpec
 
 PATIENT = 60.0
 SLOW = """
@@ -37,14 +36,6 @@ def slow(params, *, context):
 tool = Tool[None, None](name="slow", description="Waits.", handler=slow, read_only=True)
 section = MarkdownSection(title="Slow", key="slow", template="", tools=[tool])
 """
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    root.mkdir()
-    (root / "a.txt").write_text("one\n")
-    return root
 
 
 class Server(LineClient):
@@ -209,7 +200,7 @@ def test_a_client_that_goes_while_the_tree_is_recorded_is_not_waited_for(root: P
     cancellation = Cancellation()
     cancellation.cancel()
     with pytest.raises(CallCancelledError):
-        open_workspace(RunSpec(root), cancellation=cancellation)
+        open_served(root, cancellation=cancellation)
     Workspace.open(root).close()
 
 

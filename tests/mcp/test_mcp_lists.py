@@ -13,6 +13,7 @@ import anyio
 import click
 import httpx2
 import pytest
+from agent_runs import owner_file
 from anyio import to_thread
 from anyio.abc import TaskStatus
 from mcp import Client
@@ -21,15 +22,12 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_servers import MODERN, PATIENT, TOKEN, Bench, Opened
 from mcp_types import METHOD_NOT_FOUND, TextContent
+from served import ServedWorkspace, WorkspaceServer, listen, resource_uri, serve_http
 
 from ringfence.errors import RestoreFailedError
 from ringfence.prompt import Tool
 from ringfence.runtime import Cancellation
-from ringfence_mcp.server import WorkspaceServer, resource_uri
-from ringfence_mcp.transports import listen, serve_http
-from ringfence_mcp.workspaces import ServedWorkspace
 from ringfence_sandbox import Workspace
-from ringfence_tools.runs.owner_policies import owner_file
 
 pytestmark = pytest.mark.anyio
 SERVE = ["-m", "ringfence_cli", "serve"]

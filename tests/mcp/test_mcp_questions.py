@@ -20,9 +20,7 @@ from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp_servers import ENVELOPE, HELLO, MODERN, PATIENT, TOKEN, HttpServer, LineClient
 from mcp_types import ElicitRequestFormParams, ElicitResult, ErrorData, TextContent
-
-from ringfence_mcp.questions import Answer
-from ringfence_mcp.transports import listen, serve_http
+from served import Answer, listen, serve_http
 
 ERAS = ["legacy", MODERN]
 SERVER = str(Path(__file__).parents[1] / "support/asking_server.py")

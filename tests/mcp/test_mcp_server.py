@@ -17,16 +17,21 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_servers import Bench, collecting, server_of
 from mcp_types import CallToolResult, TextContent, TextResourceContents
+from served import (
+    MAX_ITEMS,
+    MAX_RESOURCE_BYTES,
+    PAGE_SIZE,
+    SHOWN_BY_OTHERS,
+    ServedClient,
+    ServedWorkspace,
+    WorkspaceServer,
+    fit_structured,
+    open_served,
+    resource_uri,
+)
+from tool_values import FileListing
 
 from ringfence.runtime import Cancellation, Receipt
-from ringfence_mcp.clients import MAX_ITEMS, ServedClient, fit_structured
-from ringfence_mcp.mcp_client import SHOWN_BY_OTHERS
-from ringfence_mcp.server import MAX_RESOURCE_BYTES, PAGE_SIZE, WorkspaceServer, resource_uri
-from ringfence_mcp.workspaces import ServedWorkspace, open_workspace
-from ringfence_tools.files import FileListing
-from ringfence_tools.runs.place import Place
-from ringfence_tools.runs.run_limits import RunLimits
-from ringfence_tools.runs.run_spec import RunSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +52,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(root: Path) -> Iterator[ServedWorkspace]:
-    served = open_workspace(RunSpec(root))
+    served = open_served(root)
     yield served
     served.close()
 
@@ -370,7 +375,7 @@ async def test_git_s_own_data_is_not_for_clients_to_write(served: ServedWorkspac
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
 async def test_a_read_only_server_offers_and_runs_only_what_changes_nothing(root: Path, kind: Any) -> None:
-    workspace = open_workspace(RunSpec(root, limits=RunLimits(place=Place(kind))), read_only=True)
+    workspace = open_served(root, kind, read_only=True)
     server = serving(workspace)
     async with server.client() as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
@@ -384,10 +389,10 @@ async def test_a_read_only_server_offers_and_runs_only_what_changes_nothing(root
 
 
 async def test_a_read_only_server_sees_the_steps_that_an_agent_makes_meanwhile(root: Path) -> None:
-    looking = open_workspace(RunSpec(root), read_only=True)
+    looking = open_served(root, read_only=True)
     async with serving(looking).client() as watcher:
         assert "no history yet" in text(await watcher.call_tool("history", {}))
-        working = open_workspace(RunSpec(root))
+        working = open_served(root)
         async with serving(working).client() as client:
             found(await client.call_tool("write_file", {"file_path": "new.txt", "content": "x"}))
             history = await watcher.call_tool("history", {})
@@ -399,7 +404,7 @@ async def test_a_read_only_server_sees_the_steps_that_an_agent_makes_meanwhile(r
 
 
 async def test_what_is_done_to_a_copy_in_memory_nothing_on_disk_hears_of(root: Path) -> None:
-    workspace = open_workspace(RunSpec(root, limits=RunLimits(place=Place("memory"))))
+    workspace = open_served(root, "memory")
     async with serving(workspace).client() as client:
         found(await client.call_tool("write_file", {"file_path": "new.txt", "content": "x"}))
         assert "new.txt" in text(await client.call_tool("ls", {}))

@@ -15,30 +15,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from agent_runs import owner_file
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp_servers import HELLO, Bench, LineClient, PipeServer, many_files, pipe_server
 from mcp_types import TextContent
+from served import MAX_LINE_BYTES
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence_mcp import transports
-from ringfence_mcp.transports import MAX_LINE_BYTES
 from ringfence_sandbox import Workspace
-from ringfence_tools.runs.owner_policies import owner_file
 
 SERVE = [sys.executable, "-m", "ringfence_cli", "serve"]
 BARE = Path(__file__).parents[2] / "benchmarks/bare_mcp_server.py"
 ENDED = 60.0
 """Seconds that a process has to end in."""
 DIGITS = b"9" * 5_000
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    root.mkdir()
-    (root / "a.txt").write_text("one\n")
-    return root
 
 
 class ServerProcess(LineClient):

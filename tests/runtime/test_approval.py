@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import question_lines
 
 from ringfence import PromptValidationError
 from ringfence.adapters import ToolExecutor
@@ -32,7 +33,6 @@ from ringfence.prompt import (
 )
 from ringfence.runtime import Change, Receipt, Secrets, Session
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_tools.runs.asking import question_lines
 
 Answer = Callable[[ApprovalRequest], Any]
 GRACE_SECONDS = 4.5

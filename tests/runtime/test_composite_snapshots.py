@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from captured_tree import tree_of
 
 from ringfence.adapters import ToolExecutor
 from ringfence.errors import SnapshotRestoreError
@@ -26,7 +27,6 @@ from ringfence.runtime import (
     restore_snapshot,
     tool_transaction,
 )
-from ringfence.testing.looking import tree_of
 from ringfence_sandbox import HostFilesystem, Workspace
 
 

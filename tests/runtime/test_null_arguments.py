@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tool_values import expecting, file_tools
 
 from ringfence import serde
 from ringfence.adapters import ToolExecutor
@@ -22,8 +23,6 @@ from ringfence_tools import (
     PodmanSandboxSection,
     VfsToolsSection,
 )
-from ringfence_tools.expected_hash import expecting
-from ringfence_tools.files import file_tools
 
 REQUIRED: Mapping[str, object] = {
     "file_path": "a.txt",

@@ -27,6 +27,7 @@ from mcp_servers import ERAS, http_server, result
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from served import ServedWorkspace, client_of, open_served
 
 from ringfence import (
     Filesystem,
@@ -44,12 +45,7 @@ from ringfence.filesystem import HiddenFiles
 from ringfence.runtime import Cancellation, MaskedStream, Receipt, Secrets, ToolCallStarted, ToolInvoked, masked_logs
 from ringfence.runtime.kept_results import kept_result
 from ringfence.telemetry import Telemetry
-from ringfence_mcp.clients import ServedClient
-from ringfence_mcp.workspaces import ServedWorkspace, open_workspace
 from ringfence_tools import VfsToolsSection
-from ringfence_tools.runs.place import Place
-from ringfence_tools.runs.run_limits import RunLimits
-from ringfence_tools.runs.run_spec import RunSpec
 
 VALUE = "s3cret/Valü&e+7 <x>'"
 TOKEN = "ghp_0123456789abcdefghijABCDEFGHIJ"
@@ -724,10 +720,9 @@ def test_values_of_hidden_files_are_masked_wherever_they_stand(tmp_path: Path, p
     (tmp_path / "app/.env").write_text(f"export API_KEY='{TOKEN}'\nMODE_KEY=as-in-the-sample\n")
     (tmp_path / "app/.env.example").write_text("API_KEY=\nMODE_KEY=as-in-the-sample\n")
     (tmp_path / "config.py").write_text(f"key = '{TOKEN}'\nmode = 'as-in-the-sample'\n")
-    limits = RunLimits(place=Place("disk" if place == "view" else place))
-    spec = RunSpec(tmp_path, limits=limits, hide=HiddenFiles())
-    served = open_workspace(spec, read_only=place == "view")
-    with closing(served), closing(ServedClient(served, lambda session: None)) as client:
+    kind = "disk" if place == "view" else place
+    served = open_served(tmp_path, kind, hide=HiddenFiles(), read_only=place == "view")
+    with closing(served), closing(client_of(served)) as client:
         answer = client.call("read_file", {"file_path": "config.py"}, Cancellation()).model_dump_json()
     assert "key = '[API_KEY]'" in answer
     assert "as-in-the-sample" in answer

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import ReceiptsFile, RunObserver, RunStats, Signals
 from running_calls import sort_participants
 
 from ringfence import (
@@ -25,9 +26,6 @@ from ringfence import (
 from ringfence.filesystem import Filesystem
 from ringfence.runtime import Receipt, ToolInvoked, Transaction, final_receipts, tool_transaction
 from ringfence_tools import VfsToolsSection
-from ringfence_tools.runs.agent_run import RunObserver, RunStats
-from ringfence_tools.runs.receipts_file import ReceiptsFile
-from ringfence_tools.runs.signals import Signals
 
 Act = Callable[[ToolExecutor], ToolResult[None]]
 NO: ToolResult[None] = ToolResult.error("no")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captured_tree import CapturedPath, capture_tree, lasting
+from captured_tree import CapturedPath, capture_tree, lasting, tree_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +40,6 @@ from ringfence import (
 from ringfence.prompt import PolicyDecision, PromptTemplate
 from ringfence.resources import Binding
 from ringfence.runtime import Append, Change, SlicePolicy, append_all, final_receipts, tool_transaction
-from ringfence.testing.looking import tree_of
 from ringfence_sandbox import Workspace
 
 

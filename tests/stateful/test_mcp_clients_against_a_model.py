@@ -22,9 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from mcp_servers import ERAS, MODERN, http_server
-
-from ringfence_mcp.workspaces import open_workspace
-from ringfence_tools.runs.run_spec import RunSpec
+from served import open_served
 
 Tree = Mapping[str, str]
 PATHS = ("a", "b", "d/a", "d/b")
@@ -93,7 +91,7 @@ class ClientsOfOneServer(RuleBasedStateMachine):
         (self.root / "d").mkdir(parents=True)
         for path in PATHS:
             self.save(path)
-        workspace = open_workspace(RunSpec(self.root))
+        workspace = open_served(self.root)
         self.stack.enter_context(closing(workspace))
         self.server = self.stack.enter_context(http_server(workspace))
         self.players = [Player(self.server.session_of(era)) for era in eras]

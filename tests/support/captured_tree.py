@@ -1,4 +1,5 @@
-"""A host directory, printed from `os.lstat` alone, to be compared byte for byte with what it was."""
+"""A host directory, printed from `os.lstat` alone, to be compared byte for byte with what it was;
+and `tree_of` for one that is not on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ringfence.testing.looking import tree_of
 from ringfence_sandbox import is_reserved
+
+__all__ = ["CapturedPath", "capture_tree", "lasting", "names_in", "shape", "tree_of"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+from agent_runs import Signals
+
 from ringfence_cli.main import execute
-from ringfence_tools.runs.signals import Signals
 
 READ_AT_START = ("PYTHON", "LANG", "LC_")
 

@@ -20,14 +20,11 @@ import httpx2
 from anyio.from_thread import start_blocking_portal
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from served import ServedClient, ServedWorkspace, WorkspaceServer, listen, serve_http, serve_stdio
 
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, Section, Tool, ToolContext, ToolResult
 from ringfence.runtime import Cancellation, Receipt, Session
-from ringfence_mcp.clients import ServedClient
-from ringfence_mcp.server import WorkspaceServer
-from ringfence_mcp.transports import listen, serve_http, serve_stdio
-from ringfence_mcp.workspaces import ServedWorkspace
 from ringfence_tools import VfsToolsSection
 
 PATIENT = 30.0

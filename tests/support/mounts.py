@@ -1,14 +1,18 @@
-"""Real filesystems, mounted for a test: full ones, other ones."""
+"""Real filesystems, mounted for a test: full ones, other ones. And host directories, copied into files in memory."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from ringfence import Session
+from ringfence.filesystem import InMemoryFilesystem
+from ringfence_tools import HostMount, HostMountPreview, VfsToolsSection
 
 
 @contextmanager
@@ -31,3 +35,15 @@ def small_disk(place: Path, size: str) -> Generator[Path]:
     place.mkdir()
     with mounted(place, "-t", "tmpfs", "-o", f"size={size}", "ringfence-test"):
         yield place
+
+
+def mount_all(
+    filesystem: InMemoryFilesystem,
+    mounts: Sequence[HostMount],
+    allowed_host_roots: Iterable[str | os.PathLike[str]] | None = None,
+) -> tuple[HostMountPreview, ...]:
+    """Copy what a section of file tools mounts."""
+    section = VfsToolsSection(
+        session=Session(), filesystem=filesystem, mounts=mounts, allowed_host_roots=allowed_host_roots
+    )
+    return section.mounts

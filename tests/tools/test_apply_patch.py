@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from patches import EXECUTABLE, FilePatch, Patched, apply_patch, parse_patch
 
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import InMemoryFilesystem
-from ringfence.filesystem.patch import EXECUTABLE, FilePatch, Patched, apply_patch
-from ringfence.filesystem.patch_text import parse_patch
 from ringfence.prompt import Prompt, PromptTemplate, ToolResult
 from ringfence.runtime import Session
 from ringfence_tools import VfsToolsSection

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tool_values import Delegated
 
-from ringfence import PromptValidationError
+from ringfence import EffectPolicy, PromptValidationError, ToolPolicy
 from ringfence.adapters import PromptEvaluationError, Request, ScriptedAdapter, ToolExecutor, Turn
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import (
@@ -38,10 +39,8 @@ from ringfence.runtime import (
     final_receipts,
     tool_transaction,
 )
-from ringfence.runtime.policy import Policy
 from ringfence_sandbox import Workspace
 from ringfence_tools import Delegate, DelegatedTask, DelegationSection, VfsToolsSection
-from ringfence_tools.delegation import Delegated
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,13 @@ class Verdict:
     good: bool
 
 
+Policies = Sequence[ToolPolicy | EffectPolicy]
+
+
 class World:
     """An outer prompt with two children, all of them on the same files."""
 
-    def __init__(self, share: float = 0.5, lead: Sequence[Policy] = (), child: Sequence[Policy] = ()) -> None:
+    def __init__(self, share: float = 0.5, lead: Policies = (), child: Policies = ()) -> None:
         self.session = Session()
         self.files = InMemoryFilesystem()
         task = MarkdownSection[DelegatedTask](title="Your task", key="task", template="Do this: $task")

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tool_values import EvalResult
 
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import Prompt, PromptTemplate, ToolResult
 from ringfence.runtime import Session
 from ringfence_tools import AstevalSection, VfsToolsSection, python_evaluator
-from ringfence_tools.python_eval import EvalResult
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tool_values import EditedFile, FileText, file_tools
 
 from ringfence import PromptValidationError, ToolValidationError, serde
 from ringfence.adapters import ToolExecutor
@@ -19,7 +20,6 @@ from ringfence.prompt import Prompt, PromptTemplate, ReadBeforeWritePolicy, Sect
 from ringfence.runtime import Session
 from ringfence_sandbox import HostFilesystem
 from ringfence_tools import HostMount, VfsToolsSection
-from ringfence_tools.files import EditedFile, FileText, file_tools
 
 
 @pytest.fixture

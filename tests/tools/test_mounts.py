@@ -15,11 +15,11 @@ import fsspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mounts import mount_all
 
 from ringfence import ToolValidationError
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence_tools import HostMount, HostMountPreview
-from ringfence_tools.mounts import mount_all
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9.txt")
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 from provider_server import ProviderServer
+from tool_values import OrderedCalls
 
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.prompt import MarkdownSection, Prompt, PromptTemplate, Tool, ToolContext, ToolResult
 from ringfence.runtime import Receipt, Session
 from ringfence_tools import VfsToolsSection, agents_tools, pydantic_toolset
-from ringfence_tools.frameworks import OrderedCalls
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import pytest
+from tool_values import MAX_CHANGES, CommandOutcome, EvaluatePython, ShellExecute
 
 from ringfence import PromptValidationError, ToolValidationError
 from ringfence.adapters import ToolExecutor
@@ -20,7 +21,6 @@ from ringfence.runtime import Change, Deadline, FileVersion, Session
 from ringfence_cli import options
 from ringfence_sandbox import CommandResult, PodmanSandbox, SandboxLimits
 from ringfence_tools import PodmanSandboxSection
-from ringfence_tools.shell import MAX_CHANGES, CommandOutcome, EvaluatePython, ShellExecute
 
 NOWHERE = "unix:///nowhere/podman.sock"
 FILE = FileVersion("file", 0o644, 1, "0" * 64)

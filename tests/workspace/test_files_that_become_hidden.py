@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from agent_runs import MemoryWorkspace
 from captured_tree import CapturedPath, capture_tree, shape
 from killing import killed_at
 from store_bytes import store_bytes
@@ -21,7 +22,6 @@ from ringfence.resources import Binding
 from ringfence.runtime import Receipt
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
-from ringfence_tools.runs.run_workspace import MemoryWorkspace
 
 SECRET = "a-secret-value-of-the-host"
 OLD = "an-old-secret-value-of-the-host"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import DiskWorkspace, MemoryWorkspace
 from captured_tree import capture_tree, shape
 from store_bytes import store_bytes
 
@@ -22,7 +23,6 @@ from ringfence.prompt import HiddenFilesPolicy, ProtectedFilesPolicy, Tool, Tool
 from ringfence.testing import held_call
 from ringfence_sandbox import HostFilesystem, Workspace
 from ringfence_tools import VfsToolsSection
-from ringfence_tools.runs.run_workspace import DiskWorkspace, MemoryWorkspace
 
 SECRETS = (b"first-secret-value", b"second-secret-value", b"third-secret-value", b"fourth-secret-value")
 HIDDEN = (".env", "app/.env.local", "hard.txt", "keys/server.pem", "plain/target.txt", "vault")

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from podman_parts import WORKSPACE_LABEL, PodmanConnection, connect, image_of
 
 from ringfence_sandbox import PodmanSandbox, SandboxLimits, SandboxUnavailableError
-from ringfence_sandbox.container.connection import PodmanConnection, connect
-from ringfence_sandbox.container.container import WORKSPACE_LABEL
-from ringfence_sandbox.container.images import DEFAULT_RECIPE, built, recipe
 
 MIB = 1 << 20
 SMALL = SandboxLimits(memory_bytes=256 * MIB, tmp_bytes=32 * MIB, processes=64, file_bytes=64 * MIB, open_files=256)
@@ -34,7 +32,7 @@ def podman() -> Iterator[PodmanConnection]:
         _lacking(str(error))
         return
     with connection:
-        if built(connection, recipe(DEFAULT_RECIPE)) is None:
+        if image_of(connection) is None:
             _lacking("the default image is not built: `ringfence sandbox build`")
         yield connection
 

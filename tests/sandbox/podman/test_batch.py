@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from podman_parts import PodmanConnection
 
 from ringfence_batch import Batch, BatchTask, TaskLimits
-from ringfence_sandbox.container.connection import PodmanConnection
 
 
 @pytest.fixture

@@ -16,13 +16,20 @@ from typing import Any
 import pytest
 from captured_tree import names_in
 from killing import session_of
+from podman_parts import (
+    OWNER_LABEL,
+    WORKSPACE_LABEL,
+    OwnService,
+    PodmanConnection,
+    answers,
+    connect,
+    image_of,
+    own_label,
+    remove_orphans,
+)
 
 from ringfence.runtime import Cancellation
 from ringfence_sandbox import CallProcess, PodmanSandbox, SandboxLimits, SandboxUnavailableError, examine_sandbox
-from ringfence_sandbox.container.connection import OwnService, PodmanConnection, answers, connect
-from ringfence_sandbox.container.container import WORKSPACE_LABEL, remove_orphans
-from ringfence_sandbox.container.images import built, recipe
-from ringfence_workspace.call_process import OWNER_LABEL, own_label
 
 MakeSandbox = Callable[..., PodmanSandbox]
 
@@ -189,7 +196,7 @@ def test_a_command_of_a_stopped_client_is_rolled_back(podman: PodmanConnection, 
 
 
 def test_containers_of_dead_owners_are_removed_and_no_others(podman: PodmanConnection, tmp_path: Path) -> None:
-    image = built(podman, recipe("python"))
+    image = image_of(podman, "python")
     pid, ticks, boot = own_label().split("-", 2)
     made = [
         podman.client.containers.create(
@@ -217,7 +224,7 @@ def test_an_image_that_is_not_there_is_never_fetched(make_sandbox: MakeSandbox) 
 
 
 def test_a_removed_image_is_missed_by_the_next_container(make_sandbox: MakeSandbox, podman: PodmanConnection) -> None:
-    image = podman.client.images.get(built(podman, recipe("python")))
+    image = podman.client.images.get(image_of(podman, "python"))
     name = f"localhost/ringfence-test:{os.getpid()}"
     image.tag("localhost/ringfence-test", str(os.getpid()))
     sandbox = make_sandbox(image=name)
@@ -230,7 +237,7 @@ def test_a_removed_image_is_missed_by_the_next_container(make_sandbox: MakeSandb
 
 
 def test_an_image_without_python_works_too(make_sandbox: MakeSandbox, podman: PodmanConnection, limiting: bool) -> None:
-    base = built(podman, recipe("base"))
+    base = image_of(podman, "base")
     assert base is not None, "`ringfence sandbox build base`"
     sandbox = make_sandbox(image=base)
     result = sandbox.run("command -v python3; echo made > made; cat made; sleep 60 & exit 3")

@@ -18,18 +18,29 @@ from typing import cast
 
 import pytest
 from command_line import ringfence_text
+from podman_parts import (
+    SOURCES,
+    Context,
+    PodmanConnection,
+    Recipe,
+    answers,
+    build,
+    build_image,
+    image_of,
+    recipe,
+    recipe_names,
+    socket_path,
+)
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, examine_sandbox
-from ringfence_sandbox.container.connection import PodmanConnection, answers, socket_path
-from ringfence_sandbox.container.images import SOURCES, Context, Recipe, build, build_image, built, recipe, recipe_names
 
 
 def test_an_image_that_is_built_is_not_built_again(podman: PodmanConnection) -> None:
-    sources = ("debian",) if built(podman, recipe("python")) else SOURCES
+    sources = ("debian",) if image_of(podman, "python") else SOURCES
     tag = build(podman, recipe("python"), sources)
     can_look = SimpleNamespace(images=SimpleNamespace(exists=podman.client.images.exists))  # and do nothing else
     assert tag == build(cast("PodmanConnection", SimpleNamespace(client=can_look)), recipe("python"), sources)
-    assert tag == built(podman, recipe("python"))
+    assert tag == image_of(podman, "python")
 
 
 def test_recipes_have_a_name_a_base_and_packages() -> None:
@@ -85,7 +96,7 @@ def test_the_image_works_for_other_programs_too(podman: PodmanConnection, monkey
     from testcontainers.core.container import DockerContainer
 
     limits = [Ulimit(name=name, soft=512, hard=512) for name in ("nofile", "nproc")]
-    container = DockerContainer(built(podman, recipe("python")) or "").with_command("sleep 60")
+    container = DockerContainer(image_of(podman, "python") or "").with_command("sleep 60")
     container.with_kwargs(ulimits=limits, stop_signal="SIGKILL", network_mode="none", labels={"io.ringfence.test": "1"})
     with container as started:
         code, output = started.exec(["python3", "-c", "import os, pytest; print(os.getcwd(), os.environ['LANG'])"])

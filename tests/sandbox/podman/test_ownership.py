@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from mounts import mounted
+from podman_parts import FIRST_ID, MOUNTS, own_label, swapped_ids
 
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError
-from ringfence_sandbox.container.users import FIRST_ID, MOUNTS, swapped_ids
-from ringfence_workspace.call_process import own_label
 
 MakeSandbox = Callable[..., PodmanSandbox]
 

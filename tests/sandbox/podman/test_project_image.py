@@ -17,14 +17,11 @@ from pathlib import Path
 import pytest
 from command_line import ringfence_text, served_once
 from package_index import Index, npm_lock, tarball, wheel, write
+from podman_parts import PROJECT_LABEL, PodmanConnection, image_of, remembered_image
 
 from ringfence_batch import Batch, BatchTask
 from ringfence_batch.check import describe_stale_images
 from ringfence_sandbox import PodmanSandbox, SandboxUnavailableError, build_project_image, describe_stale_image
-from ringfence_sandbox.container.connection import PodmanConnection
-from ringfence_sandbox.container.images import built as built_recipe
-from ringfence_sandbox.container.images import recipe
-from ringfence_sandbox.project.project_image import PROJECT_LABEL, remembered_image
 
 
 @pytest.fixture
@@ -365,7 +362,7 @@ def test_another_tool_s_lock_is_named_with_the_command_that_works(
 
 
 def test_a_devcontainer_is_honoured_as_far_as_it_goes(project: Path, podman: PodmanConnection) -> None:
-    base = built_recipe(podman, recipe("python"))
+    base = image_of(podman, "python")
     write(
         project,
         {
@@ -394,7 +391,7 @@ def test_a_devcontainer_is_honoured_as_far_as_it_goes(project: Path, podman: Pod
 
 @pytest.mark.prove
 def test_an_image_has_nothing_that_is_hidden(project: Path, podman: PodmanConnection) -> None:
-    base = built_recipe(podman, recipe("python"))
+    base = image_of(podman, "python")
     command = "cp -a . /tried; ls -A | xargs > /seen"
     write(
         project,
@@ -418,7 +415,7 @@ def test_an_image_has_nothing_that_is_hidden(project: Path, podman: PodmanConnec
 
 @pytest.mark.prove
 def test_a_containerfile_can_be_named_and_has_no_network(project: Path, podman: PodmanConnection) -> None:
-    base = built_recipe(podman, recipe("python"))
+    base = image_of(podman, "python")
     write(project, {"Containerfile": f"FROM {base}\nRUN ls /sys/class/net > /made\n"})
     built(project, containerfile="Containerfile")
     assert in_project(project, "cat /made") == "lo\n"
@@ -443,7 +440,7 @@ def test_a_containerfile_can_be_named_and_has_no_network(project: Path, podman: 
 def test_a_containerfile_fetches_nothing_from_the_network_of_the_host(
     project: Path, index: Index, podman: PodmanConnection, line: str
 ) -> None:
-    base, url = built_recipe(podman, recipe("python")), f"{index.url}/simple"
+    base, url = image_of(podman, "python"), f"{index.url}/simple"
     head = "" if line.startswith("# escape") else "FROM {base}\n"
     text = (head + line + "\n").format(base=base, url=url, escaped=url.replace("/", r"\u002f"))
     write(project, {"Containerfile": text})
@@ -465,7 +462,7 @@ def test_a_wheel_with_paths_that_lead_out_changes_nothing_here(project: Path, in
 def test_a_batch_uses_the_image_of_its_source_and_says_when_that_is_gone(
     project: Path, tmp_path: Path, podman: PodmanConnection
 ) -> None:
-    base = built_recipe(podman, recipe("python"))
+    base = image_of(podman, "python")
     write(project, {"Containerfile": f"FROM {base}\nRUN echo made > /made\n"})
     built(project, containerfile="Containerfile")
     (tmp_path / "m.jsonl").write_text('{"text": "Done."}\n')

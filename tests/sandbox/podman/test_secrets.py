@@ -11,23 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import record_of
 from command_line import ringfence_text
 from killing import session_of
+from podman_parts import OwnService
 from real_git import git_bytes, objects_of
+from served import client_of, open_served
 
 from ringfence import Prompt, PromptTemplate
 from ringfence.adapters import ToolExecutor
 from ringfence.filesystem import HiddenFiles
 from ringfence.runtime import Cancellation, Session, ToolCallStarted, ToolInvoked, ToolOutput
-from ringfence_cli.resume import record_of
-from ringfence_mcp.clients import ServedClient
-from ringfence_mcp.workspaces import open_workspace
 from ringfence_sandbox import PodmanSandbox, ShellEnvironment, Workspace, store_directory
-from ringfence_sandbox.container.connection import OwnService
 from ringfence_tools import PodmanSandboxSection
-from ringfence_tools.runs.place import Place
-from ringfence_tools.runs.run_limits import RunLimits
-from ringfence_tools.runs.run_spec import RunSpec
 
 pytestmark = pytest.mark.usefixtures("podman", "limits_hold")
 MakeSandbox = Callable[..., PodmanSandbox]
@@ -273,8 +269,8 @@ def test_a_resumed_run_needs_the_variable_again_and_its_record_has_only_the_name
 
 def test_a_client_of_the_mcp_server_gets_the_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", TOKEN)
-    served = open_workspace(RunSpec(tmp_path, limits=RunLimits(place=Place("podman", secrets=("TOKEN",)))))
-    with closing(served), closing(ServedClient(served, lambda session: None)) as client:
+    served = open_served(tmp_path, "podman", secrets=("TOKEN",))
+    with closing(served), closing(client_of(served)) as client:
         said = client.call("shell_execute", {"command": "echo $TOKEN; echo x-$TOKEN > a.txt"}, Cancellation())
         read = client.call("read_file", {"file_path": "a.txt"}, Cancellation())
     assert (tmp_path / "a.txt").read_text() == f"x-{TOKEN}\n"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from captured_tree import CapturedPath, capture_tree
+from tool_values import MAX_CHANGES, CommandOutcome, EvaluatePython
 
 from ringfence import PromptValidationError
 from ringfence.adapters import ToolExecutor
@@ -29,7 +30,6 @@ from ringfence.prompt import (
 from ringfence.runtime import Receipt, Session, ToolOutput
 from ringfence_sandbox import PodmanSandbox
 from ringfence_tools import PodmanSandboxSection
-from ringfence_tools.shell import MAX_CHANGES, CommandOutcome, EvaluatePython
 
 MakeSandbox = Callable[..., PodmanSandbox]
 
