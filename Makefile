@@ -4,7 +4,7 @@
 PY := .venv/bin/python
 READY := .venv/.ready
 # A test that hangs ends after five minutes with the stack it hangs in.
-CORE := tests/runtime tests/prompt tests/adapters tests/filesystem tests/contracts/test_adapters.py tests/contracts/test_memory_filesystem.py
+CORE := tests/runtime tests/prompt tests/filesystem tests/contracts/test_memory_filesystem.py
 BOUNDED := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 .PHONY: help run test test-core podman image prove bench check format lint imports types dead wheel fmt docs lock lowest clean
