@@ -384,7 +384,7 @@ def _finish(run: Run, outcome: RunOutcome, errors: ErrorStream, invocation: Invo
         write(lambda: report.write(_render_report(run, outcome, report)))
     if invocation.wants_json:
         write(lambda: invocation.put_json(outcome.to_json()))
-    _tell(run, outcome, errors)
+    _print_ending(run, outcome, errors)
     if record is not None and outcome.outcome == "done":
         record.finish()  # after a kill before all of it was written, --resume writes it
     if outcome.error is not None:
@@ -393,7 +393,7 @@ def _finish(run: Run, outcome: RunOutcome, errors: ErrorStream, invocation: Invo
             errors.say(f"  {escape_path(path)}")
 
 
-def _tell(run: Run, outcome: RunOutcome, errors: ErrorStream) -> None:
+def _print_ending(run: Run, outcome: RunOutcome, errors: ErrorStream) -> None:
     """Tell a person how the run ended, and what they can do now."""
     task, stats = run.task, outcome.stats
     if task.tokens is not None and stats.turns and not stats.usage.total_tokens:  # some servers send zeros

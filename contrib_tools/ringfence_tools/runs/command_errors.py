@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import click
 
 if TYPE_CHECKING:
     from ringfence_tools.runs.spec_error import SpecError
 
-CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
 UNAVAILABLE = 4
 """The exit code where the sandbox is not available."""

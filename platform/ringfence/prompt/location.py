@@ -8,15 +8,11 @@ from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import TypeVar
-
 from ringfence.errors import PromptError, PromptRenderError, SectionVisibility
 from ringfence.prompt.section import Section, SectionFunction, SectionNode, find_placeholders
 
 if TYPE_CHECKING:
     from ringfence.session.session import Session
-
-OutputT = TypeVar("OutputT", default=None)
 
 
 @contextmanager

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, is_dataclass
-from typing import Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin
+from typing import Any, Literal, NoReturn, cast, get_args, get_origin
 
 from ringfence import serde
 from ringfence.errors import OutputParseError, PromptValidationError
 from ringfence.serde import STRICT_JSON
-
-OutputT = TypeVar("OutputT")
 
 # At the start of a line only: that cannot be inside of a JSON string, which has no line breaks.
 _FENCE = re.compile(r"^[ \t]*`{3,}json\b\s*", re.IGNORECASE | re.MULTILINE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ringfence.session.events import ToolInvoked
 from ringfence.session.tool_result import whole_text
@@ -12,8 +12,6 @@ from ringfence.session.tool_result import whole_text
 if TYPE_CHECKING:
     from ringfence.session.session import Session
 
-ValueT = TypeVar("ValueT", covariant=True)
-OkT = TypeVar("OkT")
 
 KEPT_RESULTS = ".ringfence/results/"
 """The prefix of reserved read-only paths; the id of a call follows. They are no files: the session's log has every

@@ -18,11 +18,8 @@ from ringfence.runtime.type_arguments import TypeArguments
 from ringfence.session.tool_result import ToolResult
 from ringfence.values import can_change
 
-OutputT = TypeVar("OutputT")
 ParamsT = TypeVar("ParamsT")
 ResultT = TypeVar("ResultT")
-ContraParamsT = TypeVar("ContraParamsT", contravariant=True)
-CoResultT = TypeVar("CoResultT", covariant=True)
 WrappedParamsT = TypeVar("WrappedParamsT")
 WrappedResultT = TypeVar("WrappedResultT")
 

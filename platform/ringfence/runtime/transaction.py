@@ -92,7 +92,7 @@ class Transaction(CallInfo):
 
         It is no state of the call: a call can end on one thread and still be current on another."""
 
-    def _become(self, state: CallState) -> bool:
+    def _enter(self, state: CallState) -> bool:
         """Go to `state` if `TRANSITIONS` has that. Return whether it has."""
         with _guard:
             if state not in TRANSITIONS[self.state]:
@@ -148,7 +148,7 @@ class Transaction(CallInfo):
                 self.save(participant)
         self.reads.clear()
         self.read_before = None
-        if not self._become(CallState.RUNNING):
+        if not self._enter(CallState.RUNNING):
             raise self._superseded_error()
 
     def _superseded_error(self) -> CallEndedError:
@@ -201,7 +201,7 @@ class Transaction(CallInfo):
     def seal(self) -> None:
         """End the handler's access: no more changes go through this call, and `changes` is complete."""
         with _guard:
-            if not self._become(CallState.SEALED):
+            if not self._enter(CallState.SEALED):
                 raise self._superseded_error()
             committing, running = self._participants.committing, [*self._children]
         for child in running:  # half a change cannot be committed: it rolls back with this call
@@ -247,7 +247,7 @@ class Transaction(CallInfo):
     def supersede(self) -> None:
         """Mark this call, and all within it, as rolled back by an outer one."""
         with _guard:
-            self._become(CallState.SUPERSEDED)
+            self._enter(CallState.SUPERSEDED)
             children = list(self._children)
         for child in children:
             child.supersede()
@@ -272,7 +272,7 @@ class Transaction(CallInfo):
                 step = self._held[lock].commit(self._marks[lock], receipt) or step
         with _guard:
             self._marks = {}
-            self._become(CallState.COMMITTED)
+            self._enter(CallState.COMMITTED)
         return step
 
     def rollback(self) -> RollbackReport:
@@ -285,7 +285,7 @@ class Transaction(CallInfo):
             RestoreFailedError: naming each participant that could not be restored.
         """
         with _guard:
-            self._become(CallState.ROLLED_BACK)
+            self._enter(CallState.ROLLED_BACK)
             marks, self._marks = self._marks, {}
             running = list(self._children)
         for child in running:
@@ -376,7 +376,7 @@ class Transaction(CallInfo):
 
     def release(self) -> None:
         """Release every participant, to the outer call if there is one."""
-        self._become(CallState.ROLLED_BACK)  # if it has not ended: from here on nothing joins
+        self._enter(CallState.ROLLED_BACK)  # if it has not ended: from here on nothing joins
         for lock in self._held:
             lock.release(self, self.parent)
         if isinstance(self.parent, Transaction):

@@ -9,10 +9,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
 V = TypeVar("V")
-EventT = TypeVar("EventT")
-EventT_contra = TypeVar("EventT_contra", contravariant=True)
-SliceT = TypeVar("SliceT")
-OpT = TypeVar("OpT")
 
 
 @dataclass(frozen=True)

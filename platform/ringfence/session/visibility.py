@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from ringfence.errors import SectionPath, SectionVisibility
 from ringfence.session.items import Replace
 from ringfence.session.reducers import reducer
-
-T = TypeVar("T")
-EventT = TypeVar("EventT")
-EventT_contra = TypeVar("EventT_contra", contravariant=True)
-SliceT = TypeVar("SliceT")
-OpT = TypeVar("OpT")
 
 
 @dataclass(frozen=True, slots=True)
