@@ -80,21 +80,17 @@ def forget_store(store: HistoryStore, *, keep: Collection[str] = ()) -> None:
             store.path.rmdir()
 
 
-def mark_temporary_store(root: str, store: str) -> None:
-    """Mark a store as one of those that `forget_temporary_stores` deletes, if its root is temporary. Never fails."""
-    if root.startswith(f"{os.path.realpath(tempfile.gettempdir())}/") and store == store_of(root):
-        with suppress(OSError):
-            _marks().mkdir(mode=0o700, parents=True, exist_ok=True)
-            (_marks() / os.path.basename(store)).touch(0o600)
-
-
-def forget_temporary_stores() -> None:
-    """Delete the stores of directories in the temporary directory that were removed. Never fails.
+def begin_temporary_store(root: str, store: str) -> None:
+    """Mark a store of a directory in the temporary directory, and delete those of such directories that were removed.
+    Nothing is done for another directory. Never fails.
 
     A store stays for a day after its last use. It stays if a step has a name, if it has files that exist nowhere else,
     and if the parent of its directory is gone, too: a filesystem may only be unmounted.
     """
+    if not root.startswith(f"{os.path.realpath(tempfile.gettempdir())}/") or store != store_of(root):
+        return
     with suppress(OSError):
+        _marks().mkdir(mode=0o700, parents=True, exist_ok=True)
         for mark in list(_marks().iterdir()):
             path = Path(state_directory(), "stores", mark.name)
             # What cannot be looked at, or is in use, stays.
@@ -102,9 +98,10 @@ def forget_temporary_stores() -> None:
                 if not path.exists():
                     mark.unlink()
                 elif _is_gone_for_good(recorded_path(path)) and not _is_worth_keeping(path):
-                    store = _described(path)
-                    if store.used_at < datetime.now(UTC) - _UNUSED:
-                        forget_store(store)
+                    gone = _described(path)
+                    if gone.used_at < datetime.now(UTC) - _UNUSED:
+                        forget_store(gone)
+        (_marks() / os.path.basename(store)).touch(0o600)
 
 
 def _marks() -> Path:

@@ -43,7 +43,7 @@ from ringfence_workspace.history.step_lookup import NamedStep, StepLookup, StepN
 from ringfence_workspace.history.store import FOLDER, Store, reporting_damage
 from ringfence_workspace.history.store_roots import check_format
 from ringfence_workspace.history.undo_plan import DROPPED, NOT_EMPTY, Planner, ReversalOutcome, ReversalPlan
-from ringfence_workspace.history_stores import forget_temporary_stores, mark_temporary_store
+from ringfence_workspace.history_stores import begin_temporary_store
 from ringfence_workspace.host import Durability, HostFilesystem
 from ringfence_workspace.transaction.interrupted_calls import (
     KilledCall,
@@ -178,8 +178,7 @@ class Workspace:
         if read_only:
             return cls._looking(real, place, hide)
         if not os.path.exists(os.path.join(place, FOLDER)):
-            forget_temporary_stores()
-            mark_temporary_store(real, place)
+            begin_temporary_store(real, place)
         place = made_outside(real, place)
         with ExitStack() as opened:
             filesystem = HostFilesystem(
@@ -434,14 +433,15 @@ class Workspace:
             ValueError: `a` is later than `b`, or, for a mailbox, what was between them has been dropped.
         """
         with self._looking_alone():
-            line = self._find.between(a, b)
-            since = None if with_ignored else IgnoredSince(self._store, Repository(self.root), line[0].commit)
+            first, last = self._find.ends(a, b)
+            since = None if with_ignored else IgnoredSince(self._store, Repository(self.root), first.commit)
             if fmt == "mbox":
-                if any(record.parent is None for record in line[1:]):
+                line = [*self._find.after(first, last)][::-1]
+                if any(record.parent is None for record in line):
                     raise ValueError("of what was between these steps, some has been dropped: only a diff is left")
-                return mailbox(self._store, line[1:], ignored=since and since.in_step)
-            ignored = since and since.at(line[-1].commit, line[1:])
-            return unified(self._store, line[0].commit, line[-1].commit, ignored=ignored)
+                return mailbox(self._store, line, ignored=since and since.in_step)
+            ignored = since and since.at(last.commit, self._find.after(first, last))
+            return unified(self._store, first.commit, last.commit, ignored=ignored)
 
     @property
     def newest(self) -> str:

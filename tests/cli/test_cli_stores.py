@@ -133,7 +133,7 @@ def test_a_killed_call_is_rolled_back_before_its_history_is_forgotten(root: Path
 
 
 class TestTemporaryDirectories:
-    """The history of a removed temporary directory is deleted when another history begins."""
+    """The history of a removed temporary directory is deleted when that of another one begins."""
 
     @pytest.fixture
     def scratch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -147,32 +147,45 @@ class TestTemporaryDirectories:
             for path in (directory, *(os.path.join(directory, name) for name in names)):
                 os.utime(path, (0, 0))
 
-    def test_it_goes(self, scratch: Path, root: Path) -> None:
+    @pytest.fixture
+    def other(self, scratch: Path) -> Path:
+        other = scratch.parent.parent / "other"
+        other.mkdir()
+        return other
+
+    def test_it_goes(self, scratch: Path, other: Path) -> None:
+        begin_history(scratch)
+        self.age(scratch)
+        scratch.rmdir()
+        begin_history(other)
+        assert list(listed()) == [str(other)]
+
+    def test_it_stays_when_a_history_of_another_kind_begins(self, scratch: Path, root: Path) -> None:
         begin_history(scratch)
         self.age(scratch)
         scratch.rmdir()
         begin_history(root)
-        assert list(listed()) == [str(root)]
+        assert {*listed()} == {str(scratch), str(root)}
 
-    def test_one_that_was_used_today_stays(self, scratch: Path, root: Path) -> None:
+    def test_one_that_was_used_today_stays(self, scratch: Path, other: Path) -> None:
         begin_history(scratch)
         scratch.rmdir()
-        begin_history(root)
+        begin_history(other)
         assert str(scratch) in listed()
 
-    def test_one_with_a_named_step_stays(self, scratch: Path, root: Path) -> None:
+    def test_one_with_a_named_step_stays(self, scratch: Path, other: Path) -> None:
         begin_history(scratch)
         assert ringfence("checkpoint", scratch, "good").returncode == 0
         self.age(scratch)
         scratch.rmdir()
-        begin_history(root)
+        begin_history(other)
         assert str(scratch) in listed()
 
-    def test_one_whose_parent_is_gone_stays(self, scratch: Path, root: Path) -> None:
+    def test_one_whose_parent_is_gone_stays(self, scratch: Path, other: Path) -> None:
         begin_history(scratch)
         self.age(scratch)
         shutil.rmtree(scratch.parent)
-        begin_history(root)
+        begin_history(other)
         assert str(scratch) in listed()
 
     def test_one_elsewhere_stays(self, root: Path, tmp_path: Path, scratch: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from time import sleep
 
@@ -366,3 +367,43 @@ def test_an_undo_does_not_read_every_file_of_a_tree_that_is_linked_to_a_cache(tm
         assert (root / "0/0").read_text() == (root / "1/other name").read_text() == "0\n"
     assert (tmp_path / "linked/0/0").samefile(tmp_path / "linked/1/other name")
     assert costs["linked"] - costs["plain"] < 5 * 1000
+
+
+def rewrite(workspace: Workspace, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        call(workspace, lambda fs, number=number: fs.write("a.txt", f"{number}\n"))
+
+
+LOOKS: dict[str, Callable[[Workspace], object]] = {
+    "an early step": lambda workspace: workspace.show(1, with_ignored=False),
+    "the newest entries": lambda workspace: workspace.log(5, with_ignored=False),
+    "a patch": lambda workspace: workspace.export(with_ignored=False),
+    "what an undo would do": lambda workspace: workspace.undo(1, dry_run=True, with_ignored=False),
+}
+
+
+def test_what_is_read_of_a_history_hardly_grows_with_its_length(root: Path, tmp_path: Path) -> None:
+    counts: dict[str, list[int]] = {name: [] for name in LOOKS}
+    steps = 0
+    for length in (17, 260):
+        with Workspace.open(root, store=tmp_path / "store") as workspace:
+            rewrite(workspace, range(steps, length))
+            steps = length
+        for name, look in LOOKS.items():
+            with Workspace.open(root, store=tmp_path / "store") as workspace:
+                counts[name].append(count_calls(partial(look, workspace)))
+    # Fifteen times as long: with its logarithm, for a step that is looked for by its number.
+    assert {name: after < 3 * before for name, (before, after) in counts.items()} == dict.fromkeys(LOOKS, True), counts
+
+
+def test_after_gc_steps_are_found_by_number_where_links_lead_to_what_was_dropped(
+    root: Path, workspace: Workspace
+) -> None:
+    rewrite(workspace, range(19))
+    workspace.gc(5)
+    for number in range(15, 20):
+        assert workspace.show(number).step.number == number
+    with pytest.raises(LookupError, match="dropped"):
+        workspace.show(8)
+    rewrite(workspace, [20])
+    assert workspace.show(20).step.number == 20

@@ -44,6 +44,17 @@ class CommitInfo:
     """Whether programs could change files in the call."""
 
 
+@dataclass(frozen=True, slots=True)
+class CommitLinks:
+    """Earlier commits that a commit names, so that nobody has to walk to them. Old histories have none of them, and
+    `gc` may have dropped what is named."""
+
+    earlier_step: str = ""
+    """Of an even step n, step ``n & (n - 1)``: any step is a few dozen such links and parents away, at most."""
+    session_start: str = ""
+    """What was there before the first step of the session."""
+
+
 REPLACED = "another directory"
 """The tool of an external commit that has what came with a directory in the place of the one before."""
 
@@ -55,6 +66,7 @@ class ParsedMessage:
     """Of a step, and 0 of the baseline."""
     paths: tuple[str, ...] | None
     """The changed paths, sorted; None where they were too many to list."""
+    links: CommitLinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +97,9 @@ class PreparedStep:
     unknown: Unknown = NOTHING
 
 
-def format_message(info: CommitInfo, number: int | None, changed: Sequence[tuple[str, str]]) -> bytes:
+def format_message(
+    info: CommitInfo, number: int | None, changed: Sequence[tuple[str, str]], links: CommitLinks
+) -> bytes:
     """The message; ``changed`` has the changed paths, each with "created", "modified", "deleted" or
     "unknown"."""
     lines = [_title(info, changed), ""]
@@ -106,6 +120,8 @@ def format_message(info: CommitInfo, number: int | None, changed: Sequence[tuple
         "Opaque": "yes" if info.opaque else "",
         "Created-At": info.created_at.astimezone(UTC).isoformat(),
         "Title": info.title,
+        "Earlier-Step": links.earlier_step,
+        "Session-Start": links.session_start,
         "Paths": str(len(changed)),
     }
     lines += [f"{name}: {_written(value)}" for name, value in trailers.items() if value]
@@ -168,7 +184,10 @@ def parse_message(message: bytes) -> ParsedMessage:
         listed = [_read(line[2:]) for line in blocks[0].split("\n")] if len(blocks) > 1 and count <= MOST_PATHS else []
         step = trailers.get("Step")
         return ParsedMessage(
-            info, int(step) if step is not None else None, tuple(listed) if len(listed) == count else None
+            info,
+            int(step) if step is not None else None,
+            tuple(listed) if len(listed) == count else None,
+            CommitLinks(get("Earlier-Step", ""), get("Session-Start", "")),
         )
     except (ValueError, KeyError, IndexError) as error:
         raise ValueError(f"a commit of the history has a message of somebody else's: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache, partial
@@ -165,24 +165,29 @@ class IgnoredInHistory:
     def __init__(self, store: Store, root: str) -> None:
         self._store = store
         self._repository = Repository(root)
-        self._starts: dict[str, str] = {}
-        """By commit, the one whose ignore files count."""
         self._known: dict[str, IgnoredSince] = {}
-        starts: dict[str, str] = {}
-        records = [*store.commits()]
-        for record in reversed(records):
-            before = record.parent or record.commit
-            session = record.message.info.session_id
-            self._starts[record.commit] = starts.setdefault(session, before) if session else before
 
     def of(self, record: CommitRecord) -> IgnoredPaths:
         return self._since(record.commit).in_step(record)
 
     def _since(self, commit: str) -> IgnoredSince:
-        start = self._starts.get(commit) or self._store.commit(commit).parent or commit
+        start = self._start(self._store.commit(commit))
         if start not in self._known:
             self._known[start] = IgnoredSince(self._store, self._repository, start)
         return self._known[start]
+
+    def _start(self, record: CommitRecord) -> str:
+        """The commit whose ignore files count for one."""
+        session, named = record.message.info.session_id, record.message.links.session_start
+        if named and self._store.has(named):
+            return named
+        return (session and self._starts.get(session)) or record.parent or record.commit
+
+    @cached_property
+    def _starts(self) -> Mapping[str, str]:
+        """By session, what was there before it began, of all that the history has."""
+        records = [*self._store.commits()]
+        return {record.message.info.session_id: record.parent or record.commit for record in records}
 
     def without(self, entry: LogEntry) -> LogEntry:
         if entry.kind == "baseline":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -45,25 +45,30 @@ class StepLookup:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def between(self, a: StepName | None, b: StepName | None) -> list[CommitRecord]:
-        """The commits from `a` to `b`, oldest first, both of them included."""
-        first, last = (self.record(step) if step is not None else None for step in (a, b))
-        ends = {record.commit for record in (first, last) if record is not None}
-        line: list[CommitRecord] = []
-        for record in self._store.commits():
-            line.append(record)
-            ends.discard(record.commit)
-            if first is not None and not ends:
-                break
-        line.reverse()
-        # What `gc` left of a named step has no way to the rest of the history, and is older than that.
-        alone = [record for record in (first, last) if record is not None and record not in line]
-        line = [*sorted(alone, key=lambda record: self._number(record.commit)), *line]
-        start = line.index(first) if first is not None else 0
-        end = line.index(last) if last is not None else len(line) - 1
-        if start > end:
+    def ends(self, a: StepName | None, b: StepName | None) -> tuple[CommitRecord, CommitRecord]:
+        """The commits of `a` (None: the oldest) and `b` (None: the newest). ValueError where `a` is the later one."""
+        first = self.record(a) if a is not None else self._store.oldest()
+        last = self.record(b) if b is not None else next(self._store.commits())
+        if a is not None and b is not None and self._position(first) > self._position(last):
             raise ValueError(f"step {a} is later than step {b}: name the earlier one first")
-        return line[start : end + 1]
+        return first, last
+
+    def after(self, first: CommitRecord, last: CommitRecord) -> Iterator[CommitRecord]:
+        """The commits from ``last`` back to the one after ``first``, newest first. What `gc` left of a named step has
+        no way to the rest of the history, and is older than that."""
+        record = last
+        while record.commit != first.commit:
+            yield record
+            if record.parent is None:
+                break
+            record = self._store.commit(record.parent)
+
+    def _position(self, record: CommitRecord) -> tuple[int, int]:
+        """Of two commits, that of the later one is greater: the newest step, and how many changes of others since."""
+        others = 0
+        while record.number is None and record.parent is not None:
+            record, others = self._store.commit(record.parent), others + 1
+        return record.number or 0, others
 
     def record(self, step: StepName) -> CommitRecord:
         """The commit that a number or a name stands for. LookupError where there is none."""

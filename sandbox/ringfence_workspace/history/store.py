@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,14 @@ from dulwich.objects import Commit
 
 from ringfence.errors import TransactionError, format_error
 from ringfence.participants import Step
-from ringfence_workspace.history.commits import CommitInfo, CommitRecord, PreparedStep, format_message, parse_message
+from ringfence_workspace.history.commits import (
+    CommitInfo,
+    CommitLinks,
+    CommitRecord,
+    PreparedStep,
+    format_message,
+    parse_message,
+)
 from ringfence_workspace.history.entries import BLOB, COMMIT, TREE, Difference, Entry, Unknown
 from ringfence_workspace.history.log import NoLogError
 from ringfence_workspace.history.objects import (
@@ -45,6 +53,10 @@ ABORTED = "aborted/"
 _AUTHOR = b"ringfence <ringfence@localhost>"
 SEAL_BYTES = 32 << 20
 """A log of this size becomes a pack."""
+_OTHERS_BETWEEN = 32
+"""Where a session goes on after more commits of others, it begins anew: no call walks a long history."""
+_RECORDS = 256
+"""So many commits that were read are kept in memory."""
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.|lock(?:/|$)|$)|/(?=[A-Za-z0-9]))*")
 
 
@@ -78,6 +90,7 @@ class Store:
         self._shallow = read_shallow(folder)
         self.states = CommitStates(objects)
         self._number: int | None = None
+        self._records: dict[str, CommitRecord] = {}
         self._seal_at = SEAL_BYTES
 
     @classmethod
@@ -220,9 +233,23 @@ class Store:
             self.objects.add(TREE, tree).hex().encode(),
             b"parent %b\n" % parent.encode() if parent is not None else b"",
             *[b"%b %d +0000" % (_AUTHOR, max(0, int(info.created_at.timestamp())))] * 2,
-            format_message(info, number, changed),
+            format_message(info, number, changed, self._links(info, number, parent)),
         )
         return self.objects.add(COMMIT, raw).hex()
+
+    def _links(self, info: CommitInfo, number: int | None, parent: str | None) -> CommitLinks:
+        earlier, start = None, ""
+        with suppress(LookupError):  # what is damaged of the history before is no reason not to go on
+            earlier = self._step_from(parent, number & (number - 1)) if number and number % 2 == 0 else None
+            start = self._session_start(info.session_id, parent) if info.session_id and parent is not None else ""
+        return CommitLinks(earlier.commit if earlier is not None else "", start)
+
+    def _session_start(self, session: str, parent: str) -> str:
+        """What was there before the first step of a session. Empty where only a walk through all commits can tell."""
+        for record in islice(self._commits_from(parent), _OTHERS_BETWEEN):
+            if record.message.info.session_id == session:
+                return record.message.links.session_start
+        return parent
 
     def publish(self, prepared: PreparedStep) -> None:
         """Make a prepared commit the newest of the history.
@@ -301,15 +328,24 @@ class Store:
 
     # Reading.
 
+    def has(self, commit: str) -> bool:
+        """Whether it has a commit. `gc` drops some that others name."""
+        return self.objects.has(bytes.fromhex(commit))
+
     def commit(self, commit: str) -> CommitRecord:
         """One commit by its id.
 
         Raises:
             LookupError: the store does not have it.
         """
-        parsed = self._parsed(commit)
-        parents = [] if commit in self._shallow else parsed.parents
-        return CommitRecord(commit, parents[0].decode() if parents else None, parse_message(parsed.message))
+        if commit not in self._records:
+            parsed = self._parsed(commit)
+            parents = [] if commit in self._shallow else parsed.parents
+            message = parse_message(parsed.message)
+            if len(self._records) >= _RECORDS:
+                self._records.clear()
+            self._records[commit] = CommitRecord(commit, parents[0].decode() if parents else None, message)
+        return self._records[commit]
 
     def _parsed(self, commit: str) -> Commit:
         return read_commit(self.objects, commit)
@@ -324,7 +360,9 @@ class Store:
 
     def commits(self) -> Iterator[CommitRecord]:
         """The history, newest first, external changes included."""
-        commit = self.tip
+        return self._commits_from(self.tip)
+
+    def _commits_from(self, commit: str | None) -> Iterator[CommitRecord]:
         while commit is not None:
             record = self.commit(commit)
             yield record
@@ -336,12 +374,31 @@ class Store:
         Raises:
             LookupError: there is no such step, or not any more.
         """
-        for record in self.commits():
-            if record.number is not None and record.number <= number:
-                if record.number == number:
-                    return record
-                break
-        raise LookupError(f"the history has no step {number}")
+        found = self._step_from(self.tip, number)
+        if found is None:
+            raise LookupError(f"the history has no step {number}")
+        return found
+
+    def oldest(self) -> CommitRecord:
+        """The commit before which nothing is known. LookupError in an empty history."""
+        record = self.commit(self.tip or "")
+        while (before := self._before(record, 0)) is not None:
+            record = before
+        return record
+
+    def _step_from(self, commit: str | None, number: int) -> CommitRecord | None:
+        """The commit of a step that a commit is, or comes after."""
+        record = self.commit(commit) if commit is not None else None
+        while record is not None and (record.number is None or record.number > number):
+            record = self._before(record, number)
+        return record if record is not None and record.number == number else None
+
+    def _before(self, record: CommitRecord, number: int) -> CommitRecord | None:
+        """A commit before this one, and not before the step of a number: the one that it names, or its parent."""
+        step, earlier = record.number or 0, record.message.links.earlier_step
+        if earlier and step & (step - 1) >= number and self.has(earlier):
+            return self.commit(earlier)
+        return self.commit(record.parent) if record.parent is not None else None
 
     def steps(self) -> list[Step]:
         """The steps, oldest first; without the baseline and others' changes."""
@@ -392,6 +449,7 @@ class Store:
         def cut() -> None:
             write_shallow(self.folder, shallow)
             self._shallow = shallow  # also where what is dropped then will not go
+            self._records.clear()
 
         self.objects.repack(needed, before_deleting=cut)
         return max(0, before - self._size())
