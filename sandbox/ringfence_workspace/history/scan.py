@@ -18,16 +18,15 @@ from typing import Literal, TypeAlias
 from ringfence_workspace.history.entries import Entry, Meta, link_number
 from ringfence_workspace.history.stat_cache import (
     COARSE_TICK_NS,
-    Attributes,
     Stamp,
     StatCache,
-    attributes_of,
     is_settled,
     stamp_of,
 )
 from ringfence_workspace.history.states import CommitStates
 from ringfence_workspace.history.trees import Folder
 from ringfence_workspace.tree.confined import Confined
+from ringfence_workspace.tree.extended_attributes import Attributes, attributes_of
 from ringfence_workspace.tree.kernel import abilities, mounts_below
 from ringfence_workspace.tree.linked_worktrees import GIT, LINKED_WORKTREE, is_linked_worktree
 from ringfence_workspace.tree.new_files import data_ranges

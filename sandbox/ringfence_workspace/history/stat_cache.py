@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from ringfence_workspace.history.entries import Entry
+from ringfence_workspace.tree.extended_attributes import Attributes
 from ringfence_workspace.tree.places import replacing
 from ringfence_workspace.tree.state import Json
 
@@ -25,11 +26,6 @@ COARSE_TICK_NS = 2_000_000_000
 
 Stamp: TypeAlias = tuple[int, int, int, int]
 """Inode, size, mtime and ctime in nanoseconds."""
-_OF_THE_SYSTEM = frozenset({"security.selinux", "system.nfs4_acl"})
-"""Extended attributes that everything may have, of which a new file gets its own."""
-
-Attributes: TypeAlias = dict[str, bytes]
-"""Extended attributes."""
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -41,17 +37,6 @@ def is_settled(status: os.stat_result, clock_ns: int) -> bool:
     # A clock without anything below a hundredth of a second is one of whole seconds, or of two.
     tick = COARSE_TICK_NS if status.st_ctime_ns % 10_000_000 == 0 else FINE_TICK_NS
     return status.st_ctime_ns < clock_ns - tick
-
-
-def attributes_of(target: int | str) -> Attributes:
-    """The extended attributes of an open file or directory, or of what is at a path; none where its filesystem has
-    none."""
-    follow = isinstance(target, int)  # a link is one itself
-    try:
-        names = set(os.listxattr(target, follow_symlinks=follow)) - _OF_THE_SYSTEM
-        return {name: os.getxattr(target, name, follow_symlinks=follow) for name in names}
-    except OSError:
-        return {}
 
 
 def attributes_json(found: Mapping[str, Attributes]) -> dict[str, Json]:

@@ -21,14 +21,21 @@ from ringfence_workspace.transaction.transactions import Transactions
 from ringfence_workspace.tree.confined import Confined, Found
 from ringfence_workspace.tree.kernel import OVERLAY, Abilities, exists, failpoint, mounts_below, set_mode
 from ringfence_workspace.tree.linked_worktrees import check_none_below, check_outside
-from ringfence_workspace.tree.new_files import copy_and_append, copy_attributes, umask, write_all
+from ringfence_workspace.tree.new_files import (
+    copy_and_append,
+    copy_metadata,
+    create,
+    create_for,
+    create_nameless,
+    make_directory,
+    make_symlink,
+    sync_file,
+    write_all,
+)
 from ringfence_workspace.tree.state import State
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-_TMPFILE = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
-_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
 
 
 class Edits:
@@ -150,7 +157,9 @@ class Edits:
             raise os_error(errno.EEXIST, normal)
         with self.transactions.operation():
             self._make_parents(found.place)
-            self.put(found.place, self._undo.holding.new_symlink(os.fsencode(target)), None)
+            slot = self._undo.holding.new_slot()
+            make_symlink(self._undo.holding.descriptor, str(slot), os.fsencode(target))
+            self.put(found.place, slot, None)
 
     # -- what is there
 
@@ -194,8 +203,7 @@ class Edits:
         made = State("directory", 0, 0, 0, 0, 0, 0)  # its inode is known when it is there
         self._undo.touch(place, None, made)
         with ChangedDirectory(self._undo.times, place) as (at, name):
-            failpoint("mkdir")
-            os.mkdir(name, 0o777, dir_fd=at)
+            make_directory(at, name, 0o777)
             made = State.of(os.lstat(name, dir_fd=at))
         self._undo.made_directory(place, made)
         self._read_set.wrote(place, made)
@@ -300,36 +308,18 @@ class Edits:
             descriptor = self._new_file(at, slot)
         try:
             write_all(descriptor, content)
-            made = self.finished(descriptor, hashlib.sha256(content).hexdigest(), content)
+            made = self._finished(descriptor, hashlib.sha256(content).hexdigest(), content)
         finally:
             os.close(descriptor)
         self.put(place, slot, None, made)
 
     def _new_file(self, at: int, slot: int) -> int:
         """A new file, in a slot, as if it were made in the directory `at`: its group, and its default ACL."""
-        holding = self._undo.holding
-        if self._tmpfile:
-            failpoint("create")
-            try:
-                descriptor = os.open(".", _TMPFILE, 0o666, dir_fd=at)
-            except OSError as error:
-                if error.errno not in _NO_TMPFILE:
-                    raise
-                self._tmpfile = False
-            else:
-                try:
-                    failpoint("link")
-                    os.link(f"/proc/self/fd/{descriptor}", str(slot), dst_dir_fd=holding.descriptor)
-                except BaseException:
-                    os.close(descriptor)
-                    raise
-                return descriptor
-        descriptor = holding.create(slot)
-        above = os.fstat(at)
-        os.fchmod(descriptor, 0o666 & ~umask())
-        if above.st_mode & stat.S_ISGID:
-            with suppress(PermissionError):
-                os.fchown(descriptor, -1, above.st_gid)
+        holding, name = self._undo.holding.descriptor, str(slot)
+        descriptor = create_nameless(at, holding, name) if self._tmpfile else None
+        if descriptor is None:
+            self._tmpfile = False
+            descriptor = create_for(at, holding, name)
         return descriptor
 
     def _replace(
@@ -353,17 +343,17 @@ class Edits:
         slot = holding.new_slot()
         # In the holding directory, and not nameless in its own as in `_new_file`: what it would get from there it gets
         # from the other file, and where ext4 has no journal such a file took three times as long.
-        descriptor = holding.create(slot, stat.S_IMODE(found.st_mode) if mode is None else mode)
+        descriptor = create(holding.descriptor, str(slot), stat.S_IMODE(found.st_mode) if mode is None else mode)
         try:
             if append:
                 sha256 = copy_and_append(at, name, place, descriptor, content)
             else:
                 sha256 = hashlib.sha256(content).hexdigest()
                 write_all(descriptor, content)
-            copy_attributes(descriptor, at, name, found, mode)
+            copy_metadata(descriptor, at, name, found, mode)
             if mode is not None:
                 os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))
-            made = self.finished(descriptor, sha256, None if append else content)
+            made = self._finished(descriptor, sha256, None if append else content)
         finally:
             os.close(descriptor)
         with _Renaming(place):
@@ -373,11 +363,10 @@ class Edits:
             undo.times.after(at)
         self._read_set.wrote(place, made)
 
-    def finished(self, descriptor: int, sha256: str | None, content: bytes | None) -> State:
+    def _finished(self, descriptor: int, sha256: str | None, content: bytes | None) -> State:
         """A new file is as it is to be: have it survive what it is to survive, and know it again."""
         if self.transactions.power:
-            failpoint("fsync file")
-            os.fsync(descriptor)
+            sync_file(descriptor)
         state = State.of(os.fstat(descriptor), sha256)
         self._undo.written.note(state, content)
         return state

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from ringfence.escapes import escape_path
 from ringfence_workspace.tree.confined import HOLDING_PREFIX, Confined, open_file
 from ringfence_workspace.tree.kernel import abilities, failpoint, lstat, open_within, set_mode
+from ringfence_workspace.tree.new_files import create, make_directory
 from ringfence_workspace.tree.places import state_directory_of
 from ringfence_workspace.tree.state import Json, State
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MODE = 0o700
 _COPIED_BYTES = 1 << 20
 _IGNORE = ".gitignore"
@@ -65,10 +65,9 @@ class HoldDirectory:
         """Make one under a new name, which the log has first."""
         name = HOLDING_PREFIX + secrets.token_hex(8)
         with _same_root_times(files, name, note):
-            failpoint("mkdir")
             files.reserve(name)
             try:
-                os.mkdir(name, _MODE, dir_fd=files.root)
+                make_directory(files.root, name, _MODE)
             except OSError as error:
                 files.reserve(name, ends=True)
                 code = error.errno or errno.EACCES
@@ -91,10 +90,9 @@ class HoldDirectory:
             return made
 
     def _hide_from_git(self) -> None:
-        with suppress(OSError):  # it has the file, or the disk is full: then git sees it
-            failpoint("create")
-            with open(os.open(_IGNORE, _NEW, 0o600, dir_fd=self.descriptor), "wb") as file:
-                file.write(b"*\n")
+        # It may have the file, or the disk be full: then git sees it.
+        with suppress(OSError), open(create(self.descriptor, _IGNORE), "wb") as file:
+            file.write(b"*\n")
 
     @classmethod
     def found(cls, files: Confined, name: str, last: int) -> HoldDirectory:
@@ -169,18 +167,6 @@ class HoldDirectory:
 
     def look(self, slot: int) -> os.stat_result | None:
         return lstat(self.descriptor, str(slot))
-
-    def create(self, slot: int, mode: int = 0o600) -> int:
-        """A descriptor of a new, empty file in a slot. ``mode`` saves who wants these permission bits setting them."""
-        failpoint("create")
-        return os.open(str(slot), _NEW, mode & 0o777, dir_fd=self.descriptor)
-
-    def new_symlink(self, target: bytes) -> int:
-        """The slot of a new symlink."""
-        slot = self.new_slot()
-        failpoint("symlink")
-        os.symlink(os.fsdecode(target), str(slot), dir_fd=self.descriptor)
-        return slot
 
     def new_link(self, place: str) -> int:
         """The slot of another name of what is at a place in the workspace."""
@@ -290,8 +276,7 @@ def _have(files: Confined, name: str) -> None:
     if found is not None:
         failpoint("unlink")
         os.unlink(name, dir_fd=files.root)
-    failpoint("mkdir")
-    os.mkdir(name, _MODE, dir_fd=files.root)
+    make_directory(files.root, name, _MODE)
     with suppress(PermissionError):  # another user's root
         os.utime(files.root, ns=(root.st_atime_ns, root.st_mtime_ns))
 

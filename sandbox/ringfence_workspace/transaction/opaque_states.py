@@ -12,11 +12,11 @@ from ringfence_workspace.history.commits import PreparedStep
 from ringfence_workspace.history.entries import Difference
 from ringfence_workspace.history.scan import Exclusion, ScanResult
 from ringfence_workspace.history.stat_cache import (
-    Attributes,
     Stamp,
     attributes_from_json,
     attributes_json,
 )
+from ringfence_workspace.tree.extended_attributes import Attributes
 from ringfence_workspace.tree.linked_worktrees import LINKED_WORKTREE
 
 

@@ -43,6 +43,7 @@ from ringfence_workspace.transaction.hold import ChangedDirectory, DirectoryTime
 from ringfence_workspace.transaction.records import DirectoryMove, Epoch, UndoRecord, is_below, rebased
 from ringfence_workspace.tree.confined import UNREACHABLE, Confined, read_file
 from ringfence_workspace.tree.kernel import Renames, failpoint, lstat, set_mode
+from ringfence_workspace.tree.new_files import make_directory
 from ringfence_workspace.tree.state import Json, State
 
 logger = logging.getLogger(__name__)
@@ -584,8 +585,7 @@ class _EpochRestore:
             return
         self._touch(path, None, replace(before, inode=0))
         with ChangedDirectory(self._times, path) as (at, name):
-            failpoint("mkdir")
-            os.mkdir(name, 0o700, dir_fd=at)
+            make_directory(at, name)
         self._modes[path] = before.mode
 
     # -- 4. metadata

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ringfence.participants import Step
 from ringfence_workspace.history.commits import REPLACED, CommitInfo, PreparedStep
-from ringfence_workspace.history.entries import Difference, Entry, Unknown, apply_metadata
+from ringfence_workspace.history.entries import Difference, Entry, Unknown
 from ringfence_workspace.history.scan import (
     Exclusion,
     Hides,
@@ -26,15 +26,17 @@ from ringfence_workspace.history.scan import (
     no_progress,
     separates_all,
 )
-from ringfence_workspace.history.stat_cache import Attributes, Stamp, StatCache
+from ringfence_workspace.history.stat_cache import Stamp, StatCache
 from ringfence_workspace.history.store import Store
 from ringfence_workspace.transaction.aborted_calls import keep_typed
 from ringfence_workspace.transaction.changes import History, RolledBackCall, ScannedFiles, TypedChanges
 from ringfence_workspace.transaction.hold import HoldDirectory
 from ringfence_workspace.transaction.step_states import Differing
 from ringfence_workspace.tree.confined import Confined, Looks
+from ringfence_workspace.tree.extended_attributes import Attributes
 from ringfence_workspace.tree.hidden_tree import HiddenTree
 from ringfence_workspace.tree.linked_worktrees import LINKED_WORKTREE
+from ringfence_workspace.tree.new_files import make
 from ringfence_workspace.tree.state import State
 
 if TYPE_CHECKING:
@@ -159,13 +161,8 @@ class StepHistory(History):
             return None
         if len(content) != before.size:
             return None
-        if entry.kind == "symlink":
-            slot = holding.new_symlink(content)
-        else:
-            slot = holding.new_slot()
-            with open(holding.create(slot), "wb") as file:
-                file.write(content)
-        apply_metadata(holding.descriptor, str(slot), replace(entry.meta, mode=before.mode))
+        slot = holding.new_slot()
+        make(holding.descriptor, str(slot), entry.kind, content, replace(entry.meta, mode=before.mode))
         return slot
 
     def seal(self, *, only_long: bool = False) -> None:

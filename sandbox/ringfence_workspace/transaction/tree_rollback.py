@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ringfence.filesystem.paths import directories_above
-from ringfence_workspace.history.entries import Difference, Entry, apply_metadata, blob_id, is_directory
-from ringfence_workspace.history.stat_cache import Stamp, attributes_of, stamp_of
+from ringfence_workspace.history.entries import Difference, Entry, blob_id, is_directory
+from ringfence_workspace.history.stat_cache import Stamp, stamp_of
 from ringfence_workspace.history.states import CommitStates
 from ringfence_workspace.transaction.hold import DirectoryTimes, HoldHandle
 from ringfence_workspace.transaction.opaque_states import SEPARATE, After, ExcludedFile, ScanCommit
@@ -22,7 +22,7 @@ from ringfence_workspace.tree.confined import Confined
 from ringfence_workspace.tree.hidden_tree import HiddenTree
 from ringfence_workspace.tree.kernel import Renames, failpoint, set_mode
 from ringfence_workspace.tree.linked_worktrees import LINKED_WORKTREE
-from ringfence_workspace.tree.new_files import write_all
+from ringfence_workspace.tree.new_files import Given, give, make
 from ringfence_workspace.tree.state import State, kind_of
 
 Judge = Callable[[Difference, os.stat_result | None], bool]
@@ -287,22 +287,8 @@ class TreeRollback:
             if here is not None and not stat.S_ISDIR(here.st_mode):
                 return holding.new_link(other)
         content = self._states.content(wanted.oid)
-        if wanted.kind == "symlink":
-            slot = holding.new_symlink(content)
-            self._apply_metadata(holding.descriptor, str(slot), wanted, path)
-            return slot
-        slot = holding.new_slot()
-        descriptor = holding.create(slot)
-        try:
-            write_all(descriptor, content)
-            self._give_attributes(holding.descriptor, str(slot), path)  # while it may be written
-            self._apply_metadata(holding.descriptor, str(slot), wanted, path)
-            self._give_attributes(holding.descriptor, str(slot), path)  # a new owner may have cost some
-        except OSError:
-            holding.discard(slot)  # there is not much room, perhaps
-            raise
-        finally:
-            os.close(descriptor)
+        slot, attributes = holding.new_slot(), self.before.attributes.get(path, {})
+        self._note_given(path, make(holding.descriptor, str(slot), wanted.kind, content, wanted.meta, attributes))
         return slot
 
     # -- metadata
@@ -319,28 +305,13 @@ class TreeRollback:
         if path in self._times_ns:
             wanted = replace(wanted, meta=replace(wanted.meta, mtime_ns=self._times_ns[path]))
         with self._files.parent(path) as (at, name):
-            if path in self.items:
-                self._give_attributes(at, name, path)
-            self._apply_metadata(at, name, wanted, path)
+            attributes = self.before.attributes.get(path, {}) if path in self.items else None
+            self._note_given(path, give(at, name, wanted.meta, attributes))
 
-    def _apply_metadata(self, at: int, name: str, wanted: Entry, path: str) -> None:
-        if not apply_metadata(at, name, wanted.meta):
+    def _note_given(self, path: str, given: Given) -> None:
+        if not given.owner:
             self._note(f"{path} has another owner than before, which only root can bring back")
-
-    def _give_attributes(self, at: int, name: str, path: str) -> None:
-        """Give what is there the extended attributes that the path had, and no others: it may have been made anew, or
-        have the inode's number of another one that is gone."""
-        target = f"/proc/self/fd/{at}/{name}"
-        has, wanted = attributes_of(target), self.before.attributes.get(path, {})
-        if has == wanted:
-            return
-        failpoint("setxattr")
-        try:
-            for attribute in has.keys() - wanted.keys():  # of the directory's default ACL, say
-                os.removexattr(target, attribute, follow_symlinks=False)
-            for attribute, value in sorted(wanted.items(), reverse=True):  # an ACL of the system may take rights away
-                os.setxattr(target, attribute, value, follow_symlinks=False)
-        except OSError:  # some are only root's to give
+        if not given.attributes:
             self._note(f"{path} has not all of its extended attributes, which only root can bring back")
 
     # -- what is said

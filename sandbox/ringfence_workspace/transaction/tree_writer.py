@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
-from ringfence_workspace.history.entries import Entry, apply_metadata, blob_id, is_directory
+from ringfence_workspace.history.entries import Entry, blob_id, is_directory
 from ringfence_workspace.history.states import CommitStates
 from ringfence_workspace.transaction.edits import Edits
 from ringfence_workspace.transaction.read_set import stale
 from ringfence_workspace.transaction.records import Epoch, UndoRecord
 from ringfence_workspace.tree.confined import read_file
-from ringfence_workspace.tree.new_files import copy_attributes, write_all
+from ringfence_workspace.tree.new_files import attributes_to_copy, give, make
 from ringfence_workspace.tree.state import State, kind_of
 
 
@@ -156,26 +157,19 @@ class TreeWriter:
         holding = self._transactions.undo.holding
         if other is not None:
             return holding.new_link(other)
-        if entry.kind == "symlink":
-            slot = holding.new_symlink(self._content(entry.oid))
-            self._apply_metadata(path, slot, entry)
-            return slot
-        slot = holding.new_slot()
-        content = self._content(entry.oid)
-        descriptor = holding.create(slot)
-        try:
-            write_all(descriptor, content)
-            found = self._files.look(path)
-            if found is not None and stat.S_ISREG(found.st_mode):
-                with self._files.parent(path) as (at, name):
-                    copy_attributes(descriptor, at, name, found, entry.meta.mode)
-            if entry.oid in self._contents:  # merged just now, so its time is now, too
-                os.fchmod(descriptor, entry.meta.mode)
-            else:
-                self._apply_metadata(path, slot, entry)
-            self._edits.finished(descriptor, hashlib.sha256(content).hexdigest(), content)
-        finally:
-            os.close(descriptor)
+        content, meta, attributes = self._content(entry.oid), entry.meta, None
+        if entry.oid in self._contents:  # merged just now, so its time is now, too
+            meta = replace(meta, mtime_ns=time.time_ns())
+        found = self._files.look(path)
+        if found is not None and stat.S_ISREG(found.st_mode):
+            with self._files.parent(path) as (at, name):
+                attributes = attributes_to_copy(at, name)
+        slot, power = holding.new_slot(), self._transactions.power
+        given = make(holding.descriptor, str(slot), entry.kind, content, meta, attributes, sync=power)
+        if not given.owner:
+            self._note_owner(path, entry)
+        if entry.kind == "file" and (there := holding.look(slot)) is not None:
+            self._transactions.undo.written.note(State.of(there, hashlib.sha256(content).hexdigest()), content)
         return slot
 
     def _other_name(self, path: str, entry: Entry, in_place: Callable[[str], bool]) -> str | None:
@@ -194,10 +188,6 @@ class TreeWriter:
         known = self._contents.get(oid)
         return known if known is not None else self._states.content(oid)
 
-    def _apply_metadata(self, path: str, slot: int, entry: Entry) -> None:
-        if not apply_metadata(self._transactions.undo.holding.descriptor, str(slot), entry.meta):
-            self._note_owner(path, entry)
-
     def _give_owner(self, path: str, entry: Entry) -> None:
         """Give a directory its owner, if it was made just now: of another one, a rollback would not take that back."""
         found = self._files.look(path)
@@ -205,7 +195,7 @@ class TreeWriter:
             return
         made = not is_directory(self._states.entry(self._now, path))
         with self._files.parent(path) as (at, name):
-            if not made or not apply_metadata(at, name, entry.meta):
+            if not made or not give(at, name, entry.meta).owner:
                 self._note_owner(path, entry)
 
     def _note_owner(self, path: str, entry: Entry) -> None:

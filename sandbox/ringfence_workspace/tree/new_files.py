@@ -1,4 +1,7 @@
-"""Writing a new file that is to take the place of another, or to stand beside others."""
+"""Making files, links and directories: what is in them, and what they have of bits, owners, times and attributes.
+
+Everything new in a workspace is made here, under a name of its own, before it takes the place of something else.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,130 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import NamedTuple, Protocol
 
 from ringfence_workspace.tree.confined import open_file, read_file
+from ringfence_workspace.tree.extended_attributes import attributes_of, give_attributes
+from ringfence_workspace.tree.kernel import failpoint
+from ringfence_workspace.tree.state import Kind
 
-_TO_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NAMELESS = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
+_NO_NAMELESS = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
 _NOT_FOR_OTHER_BYTES = frozenset({"security.capability"})
 _HASHED_BYTES = 1 << 20
 """What is longer is not read to be appended to; the kernel copies it, or shares its blocks."""
+
+
+class Metadata(Protocol):
+    """Permission bits (up to 0o7777), owner, and the time of the last change."""
+
+    @property
+    def mode(self) -> int: ...
+
+    @property
+    def uid(self) -> int: ...
+
+    @property
+    def gid(self) -> int: ...
+
+    @property
+    def mtime_ns(self) -> int: ...
+
+
+class Given(NamedTuple):
+    """Whether something has got its owner, and all of its extended attributes: some are only root's to give."""
+
+    owner: bool
+    attributes: bool = True
+
+
+def make(
+    at: int,
+    name: str,
+    kind: Kind,
+    content: bytes,
+    meta: Metadata,
+    attributes: Mapping[str, bytes] | None = None,
+    *,
+    sync: bool = False,
+) -> Given:
+    """Make a file of these bytes, or a symlink to what they name, at a free name in the directory `at`. ``attributes``
+    are the only ones that a file has then; ``sync``: it is on the disk.
+
+    Raises:
+        OSError: it could not be made, and nothing is at the name.
+    """
+    if kind == "symlink":
+        make_symlink(at, name, content)
+        return give(at, name, meta)
+    descriptor = create(at, name)
+    try:
+        write_all(descriptor, content)
+        given = give(at, name, meta, attributes)
+        if sync:
+            sync_file(descriptor)
+    except OSError:  # there is not much room, perhaps
+        with suppress(OSError):
+            os.unlink(name, dir_fd=at)
+        raise
+    finally:
+        os.close(descriptor)
+    return given
+
+
+def create(at: int, name: str, mode: int = 0o600) -> int:
+    """A descriptor of a new, empty file. ``mode`` saves who wants these permission bits setting them."""
+    failpoint("create")
+    return os.open(name, _NEW, mode & 0o777, dir_fd=at)
+
+
+def create_nameless(above: int, at: int, name: str) -> int | None:
+    """The same, as if it were made in the directory `above`: with its group and its default ACL. None where that has
+    no nameless files, which that takes."""
+    failpoint("create")
+    try:
+        descriptor = os.open(".", _NAMELESS, 0o666, dir_fd=above)
+    except OSError as error:
+        if error.errno not in _NO_NAMELESS:
+            raise
+        return None
+    try:
+        failpoint("link")
+        os.link(f"/proc/self/fd/{descriptor}", name, dst_dir_fd=at)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def create_for(above: int, at: int, name: str) -> int:
+    """The same without its default ACL, which works everywhere."""
+    descriptor = create(at, name)
+    directory = os.fstat(above)
+    os.fchmod(descriptor, 0o666 & ~_umask())
+    if directory.st_mode & stat.S_ISGID:
+        with suppress(PermissionError):
+            os.fchown(descriptor, -1, directory.st_gid)
+    return descriptor
+
+
+def make_symlink(at: int, name: str, target: bytes) -> None:
+    failpoint("symlink")
+    os.symlink(os.fsdecode(target), name, dir_fd=at)
+
+
+def make_directory(at: int, name: str, mode: int = 0o700) -> None:
+    failpoint("mkdir")
+    os.mkdir(name, mode, dir_fd=at)
+
+
+def sync_file(descriptor: int) -> None:
+    """Have what was written to a file survive a loss of power."""
+    failpoint("fsync file")
+    os.fsync(descriptor)
 
 
 def write_all(descriptor: int, content: bytes) -> None:
@@ -59,11 +177,9 @@ def data_ranges(descriptor: int) -> Iterator[tuple[int, int]]:
         yield start, end
 
 
-def copy_attributes(descriptor: int, at: int, name: str, found: os.stat_result, mode: int | None) -> os.stat_result:
-    """Give a new file the owner, extended attributes and permission bits of another, as far as that is permitted.
-
-    Returns its stat from before, in which only these differ.
-    """
+def copy_metadata(descriptor: int, at: int, name: str, found: os.stat_result, mode: int | None) -> None:
+    """Give a new file the owner, extended attributes and permission bits (or ``mode``) of the one that was found at a
+    name, as far as that is permitted."""
     bits = stat.S_IMODE(found.st_mode) if mode is None else mode
     ours = os.fstat(descriptor)
     alike = stat.S_IMODE(ours.st_mode) == bits
@@ -73,25 +189,64 @@ def copy_attributes(descriptor: int, at: int, name: str, found: os.stat_result, 
             os.fchown(descriptor, found.st_uid, found.st_gid)
         except PermissionError:
             bits &= ~(stat.S_ISUID | stat.S_ISGID)
-    with suppress(OSError):
-        original = os.open(name, _TO_LOOK, dir_fd=at)
-        try:
-            wanted, has = os.listxattr(original), os.listxattr(descriptor)
-            if wanted or has:
-                alike = False
-                for attribute in set(has).difference(wanted):  # the directory's default ACL
-                    os.removexattr(descriptor, attribute)
-                for attribute in wanted:
-                    if attribute not in _NOT_FOR_OTHER_BYTES:
-                        os.setxattr(descriptor, attribute, os.getxattr(original, attribute))
-        finally:
-            os.close(original)
+    try:
+        if give_attributes(descriptor, attributes_to_copy(at, name), but=_NOT_FOR_OTHER_BYTES):
+            alike = False
+    except OSError:
+        alike = False
     if not alike:
         os.fchmod(descriptor, bits)
-    return ours
 
 
-def umask() -> int:
+def attributes_to_copy(at: int, name: str) -> dict[str, bytes]:
+    """The extended attributes that a file at a name keeps with other bytes."""
+    return attributes_of(f"/proc/self/fd/{at}/{name}", but=_NOT_FOR_OTHER_BYTES)
+
+
+def give(at: int, name: str, meta: Metadata, attributes: Mapping[str, bytes] | None = None) -> Given:
+    """Give what is at a name this metadata, as far as it differs, and ``attributes`` as the only extended ones; never
+    what a link leads to."""
+    if attributes is None:
+        return Given(_give_metadata(at, name, meta))
+    target = f"/proc/self/fd/{at}/{name}"
+    with suppress(OSError):
+        give_attributes(target, attributes)  # while it may be written
+    owner = _give_metadata(at, name, meta)
+    try:
+        give_attributes(target, attributes)  # a new owner may have cost some
+    except OSError:
+        return Given(owner, attributes=False)
+    return Given(owner)
+
+
+def _give_metadata(at: int, name: str, meta: Metadata) -> bool:
+    """Whether the owner, too: where only root could, the bits that make a program another user's are left out."""
+    descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    try:
+        here = os.fstat(descriptor)
+        link = stat.S_ISLNK(here.st_mode)
+        # A link's own descriptor cannot be gone through, so it is named; it is never followed.
+        target, where = (name, at) if link else (f"/proc/self/fd/{descriptor}", None)
+        mode, owned = meta.mode, True
+        if (here.st_uid, here.st_gid) != (meta.uid, meta.gid):
+            failpoint("chown")
+            try:
+                os.chown(target, meta.uid, meta.gid, dir_fd=where, follow_symlinks=not link)
+            except PermissionError:
+                mode, owned = mode & ~(stat.S_ISUID | stat.S_ISGID), False
+        if not link and stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
+            failpoint("chmod")
+            os.chmod(target, mode)
+        if here.st_mtime_ns != meta.mtime_ns:
+            failpoint("utime")
+            with suppress(PermissionError):
+                os.utime(target, ns=(here.st_atime_ns, meta.mtime_ns), dir_fd=where, follow_symlinks=not link)
+        return owned
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
