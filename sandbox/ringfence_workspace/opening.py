@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ringfence.filesystem.hidden import HiddenFiles
 
 
-_KEPT = "kept"
 """In a store, where what conflicts keep from their paths goes."""
 
 
@@ -79,7 +78,7 @@ class Opened:
                 self.files,
                 self.can,
                 self.history and self.history.store.objects.log,
-                kept=os.path.join(place, _KEPT),
+                store=place,
                 history=self.history,
                 opaque=self._opaque_calls,
                 power=power,
@@ -117,7 +116,7 @@ class Opened:
             self.files,
             self.can,
             opened.objects.log,
-            kept=os.path.join(store, _KEPT),
+            store=store,
             history=self.history,
             opaque=self._opaque_calls,
         )

@@ -1,61 +1,152 @@
-"""Keeping what a rollback is about to remove: a commit of its own, beside the history."""
+"""Keeping what a rollback is about to remove, and what it leaves aside: nobody could look at it anywhere else.
+
+What a call had changed becomes a commit beside the history. What conflicts keep from their paths, and what a program
+has written into a file that was displaced, is copied to a directory of the store.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ringfence.participants import Change, FileVersion
-from ringfence_workspace.history.commits import CommitInfo
+from ringfence_workspace.history.commits import CommitInfo, PreparedStep
 from ringfence_workspace.history.entries import Entry, Meta, is_directory
 from ringfence_workspace.history.store import ABORTED, Store
-from ringfence_workspace.transaction.changes import STAMP, RolledBackCall, TypedChanges
+from ringfence_workspace.transaction.changes import STAMP, TypedChanges
+from ringfence_workspace.transaction.hold import HoldDirectory
+from ringfence_workspace.transaction.restore import RestoreReport
 from ringfence_workspace.transaction.step_states import all_above
 from ringfence_workspace.tree.confined import Confined
+
+logger = logging.getLogger(__name__)
 
 MOST_ABORTED = 50
 KEPT_BYTES = 8 << 20
 """Of one typed call, which waits for it; beyond it only names and hashes are kept."""
+_COPIES = "kept"
+"""The directory of the store that copies come to."""
 
 
-def keep_commit(store: Store, commit: str) -> str:
-    """Keep a prepared commit as the newest aborted call, and drop the oldest; its name. OSError."""
-    there = [*store.aborted()]
-    name = f"{ABORTED}{max(there, default=0) + 1}"
-    store.keep(name, commit)
-    for old in there[: 1 - MOST_ABORTED]:
-        store.unkeep(f"{ABORTED}{old}")
-    store.objects.log.flush()
-    return name
+@dataclass(frozen=True, slots=True)
+class RolledBackCall:
+    """A call that is about to be rolled back. ``begun`` distinguishes it from others of its id, also after a crash."""
+
+    call_id: str
+    tool: str
+    begun: str
 
 
-def keep_typed(
-    store: Store, files: Confined, changed: TypedChanges, call: RolledBackCall, hides: Callable[[str], bool]
-) -> list[str]:
-    """Keep what a typed call has changed, once, but for what is hidden now; what was not kept, in words.
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """What is kept of what a rollback takes away: a commit, and its name; and in words what is not in it."""
 
-    Raises:
-        OSError: a file could not be read, or the store not be written.
-    """
-    newest = next(reversed(store.aborted().values()), None)
-    if store.tip is None or (newest is not None and store.commit(newest).message.info.begun == call.begun):
-        return []
-    states = _StatesOfCall(store, store.tip, files, changed, hides)
-    info = CommitInfo("aborted", datetime.now(UTC), call.tool, call.call_id, begun=call.begun)
-    prepared = store.prepare(dict(states.each()), info)
-    if prepared.changed:
-        keep_commit(store, prepared.commit)
-    return states.notes
+    commit: str | None
+    name: str | None
+    notes: tuple[str, ...] = ()
+
+
+@contextmanager
+def noting_failure(notes: list[str]) -> Generator[None]:
+    """Around keeping what a rollback removes: the rollback goes on whatever fails, which is logged and noted."""
+    try:
+        yield
+    except Exception as error:  # no space or memory, or a programming error
+        words = "the changes that were rolled back could not be kept"
+        if isinstance(error, OSError):
+            logger.warning(words, exc_info=True)
+        else:
+            logger.exception(words)
+        notes.append(f"{words}: {error}")
+
+
+class RollbackKeeper:
+    """Keeps what the rollbacks of one workspace take away."""
+
+    def __init__(self, files: Confined, store: Store) -> None:
+        self._files = files
+        self._store = store
+        self._copies = str(store.folder.parent / _COPIES)
+
+    # -- what a call had changed
+
+    def keep(
+        self, states: Mapping[str, Entry | None], info: CommitInfo, *, after: PreparedStep | None = None
+    ) -> Aborted:
+        """Keep these states as the newest aborted call, and drop the oldest one; they differ from the newest commit,
+        or from ``after``. OSError."""
+        store, there = self._store, [*self._store.aborted()]
+        commit, name = store.prepare(states, info, after=after).commit, f"{ABORTED}{max(there, default=0) + 1}"
+        store.keep(name, commit)
+        for old in there[: 1 - MOST_ABORTED]:
+            store.unkeep(f"{ABORTED}{old}")
+        store.objects.log.flush()
+        return Aborted(commit, name)
+
+    def kept_as(self, commit: str) -> Aborted:
+        """What `keep` gave to a process that was killed."""
+        return Aborted(commit, next((name for name, kept in self._store.kept().items() if kept == commit), None))
+
+    def keep_typed(self, changed: TypedChanges, call: RolledBackCall, hides: Callable[[str], bool]) -> list[str]:
+        """Keep what a typed call has changed, once, but for what is hidden now; what was not kept, in words. Never
+        fails."""
+        notes: list[str] = []
+        with noting_failure(notes):
+            store = self._store
+            newest = next(reversed(store.aborted().values()), None)
+            if store.tip is None or (newest and store.commit(newest).message.info.begun == call.begun):
+                return notes
+            states = dict(_StatesOfCall(store, store.tip, self._files, changed, hides, notes).each())
+            if states:
+                self.keep(states, CommitInfo("aborted", datetime.now(UTC), call.tool, call.call_id, begun=call.begun))
+        return notes
+
+    # -- what is left aside
+
+    def keep_conflicts(self, holding: HoldDirectory, report: RestoreReport) -> list[str]:
+        """Copy what conflicts keep from their paths, and what a program has written into a file that the call had
+        displaced, to where it can be looked at; where that is, in words."""
+        late = {(path, place) for place, path in holding.written().items() if path in report.conflicts}
+        notes: list[str] = []
+        for path, place in sorted(late.union(report.displaced.items())):
+            before = report.displaced.get(path) == place
+            what = f"what {path} was before the call" if before else f"what was saved as {path}"
+            try:
+                kept = holding.keep(place, self._copies)
+            except OSError as error:
+                notes.append(f"{what} could not be kept: {error}")
+                continue
+            if kept is not None:
+                notes.append(f"{what} is kept at {kept}: copy it back from there if it is wanted")
+        return notes
+
+    def keep_written(self, holding: HoldDirectory) -> None:
+        """Copy what programs have written into displaced files since, and say so in the log of the process."""
+        try:
+            for place, path in holding.written().items():
+                kept = holding.keep(place, self._copies)
+                logger.warning("a program that had %s open wrote into it after a call had replaced it: %s", path, kept)
+        except OSError:
+            logger.exception("what a program wrote into a file that a call had replaced is lost")
 
 
 class _StatesOfCall:
-    """What a typed call left at each path that differs from the newest commit; ``notes`` are about what is too much."""
+    """What a typed call left at each path that differs from the newest commit; ``notes`` get what is too much."""
 
     def __init__(
-        self, store: Store, tip: str, files: Confined, changed: TypedChanges, hides: Callable[[str], bool]
+        self,
+        store: Store,
+        tip: str,
+        files: Confined,
+        changed: TypedChanges,
+        hides: Callable[[str], bool],
+        notes: list[str],
     ) -> None:
-        self.notes: list[str] = []
+        self._notes = notes
         self._store = store
         self._states = store.states
         self._tip = tip
@@ -69,10 +160,11 @@ class _StatesOfCall:
         known = self._states.entry
         there: set[str] = set()
         for change in self._changed.changes:
+            before = known(self._tip, change.path)
             if change.after is None:
-                if known(self._tip, change.path) is not None:
+                if before is not None:
                     yield change.path, None
-            elif (state := self._state(change, change.after)) is not None:
+            elif (state := self._state(change, change.after)) is not None and not state.same_content(before):
                 there.add(change.path)
                 yield change.path, state
         for path in all_above(there):  # directories that somebody else made since
@@ -95,7 +187,7 @@ class _StatesOfCall:
         ):  # it moved: it is not read
             return Entry("file", Meta.of(found), old.oid)
         if after.size > self._room:
-            self.notes.append(f"{change.path} was not kept, it was too much: {_describe(after)}")
+            self._notes.append(f"{change.path} was not kept, it was too much: {_describe(after)}")
             return None
         if after.content_hash is None:  # a socket, a pipe or a device
             return None

@@ -4,42 +4,23 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ringfence.participants import Change, FileVersion
 from ringfence_workspace.tree.confined import CHUNK_BYTES, Confined, Looks, open_file
 from ringfence_workspace.tree.state import State
 
 if TYPE_CHECKING:
-    from ringfence.participants import Step
-    from ringfence.receipts import Receipt
     from ringfence_workspace.history.commits import PreparedStep
     from ringfence_workspace.history.entries import Entry, Unknown
     from ringfence_workspace.transaction.hold import HoldDirectory
-
-logger = logging.getLogger(__name__)
-
-
-@contextmanager
-def noting_failure(notes: list[str]) -> Generator[None]:
-    """Around keeping what a rollback removes: the rollback goes on whatever fails, which is logged and noted."""
-    try:
-        yield
-    except Exception as error:  # no space or memory, or a programming error
-        words = "the changes that were rolled back could not be kept"
-        if isinstance(error, OSError):
-            logger.warning(words, exc_info=True)
-        else:
-            logger.exception(words)
-        notes.append(f"{words}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,50 +286,3 @@ def states_inside(files: Confined, directory: str) -> dict[str, State]:
         finally:
             os.close(descriptor)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class RolledBackCall:
-    """A call that is about to be rolled back. ``begun`` distinguishes it from others of its id, also after a crash."""
-
-    call_id: str
-    tool: str
-    begun: str
-
-
-class History(Protocol):
-    """Keeps steps. Nothing that `record` did counts until the commit record is written: that is the commit point."""
-
-    def begin(self) -> None:
-        """An outermost call begins. OSError: the tree cannot be taken in."""
-        ...
-
-    def record(self, changed: TypedChanges | ScannedFiles, receipt: Receipt) -> Step | None:
-        """Prepare the step of a call that changed files; None where it makes none. What it raises makes the call fail
-        and roll back."""
-        ...
-
-    def ended(self, step: Step | None) -> None:
-        """The open call has ended; the log has its commit record, where it made a step. Must not fail."""
-        ...
-
-    def rolling_back(self, changed: TypedChanges, call: RolledBackCall) -> Sequence[str]:
-        """Keep what a call changed, which is about to be rolled back. Returns notes of what was not kept. OSError. It
-        may be asked for the same call again."""
-        ...
-
-    def has(self, path: str) -> bool:
-        """Whether the newest commit has something at a path."""
-        ...
-
-    def damage(self) -> Sequence[str]:
-        """What was found to be lost of what was kept, in words."""
-        ...
-
-    def remake(self, path: str, before: State, holding: HoldDirectory) -> int | None:
-        """Make what a path had again in a slot of the hold, if the newest commit has just that; else None."""
-        ...
-
-    def seal(self, *, only_long: bool = False) -> None:
-        """Begin a new log, if no call needs this one, and it can be written. With ``only_long``, if it is long."""
-        ...

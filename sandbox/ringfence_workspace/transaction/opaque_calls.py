@@ -10,10 +10,11 @@ from contextlib import suppress
 from ringfence.participants import Change
 from ringfence_workspace.history.entries import Difference, Entry, is_directory
 from ringfence_workspace.history.scan import clock_ahead_ns
+from ringfence_workspace.transaction.aborted_calls import Aborted
 from ringfence_workspace.transaction.changes import ScannedFiles
 from ringfence_workspace.transaction.heartbeat import GRACE_NS, LivenessFile
 from ringfence_workspace.transaction.hold import HoldHandle
-from ringfence_workspace.transaction.opaque_states import Aborted, After, Base, ExcludedFile, ScanCommit, is_only_time
+from ringfence_workspace.transaction.opaque_states import After, Base, ExcludedFile, ScanCommit, is_only_time
 from ringfence_workspace.transaction.restore import RestoreReport
 from ringfence_workspace.transaction.scans import Scans
 from ringfence_workspace.transaction.tree_rollback import Judge, TreeRollback
@@ -153,7 +154,7 @@ class OpaqueCalls:
             way.spare_times(limit_ns, opened)
             aborted = self._scans.keep(before, after, way.items, tool=tool, call_id=call_id)
         else:
-            aborted = self._scans.kept_as(kept)
+            aborted = self._scans.history.keeper.kept_as(kept)
         return self._go(way, note, aborted)
 
     def _way(self, before: ScanCommit, after: After, judge: Judge, hold: HoldHandle) -> TreeRollback:

@@ -160,12 +160,3 @@ class Base:
     def seen_at(self, version: int) -> After | None:
         """What a look at the tree has found, unless calls have gone on since."""
         return self.seen[1] if self.seen is not None and self.seen[0] == version else None
-
-
-@dataclass(frozen=True, slots=True)
-class Aborted:
-    """What is kept of what a rollback takes away: a commit, and its name; and in words what is not in it."""
-
-    commit: str | None
-    name: str | None
-    notes: tuple[str, ...] = ()

@@ -17,21 +17,16 @@ from typing import Literal
 
 from ringfence.errors import RestoreFailedError
 from ringfence_workspace.history.log import Log
+from ringfence_workspace.transaction.aborted_calls import RolledBackCall, noting_failure
 from ringfence_workspace.transaction.call_log import Replay
-from ringfence_workspace.transaction.changes import (
-    History,
-    RolledBackCall,
-    TypedChanges,
-    Written,
-    noting_failure,
-    states_inside,
-)
+from ringfence_workspace.transaction.changes import TypedChanges, Written, states_inside
 from ringfence_workspace.transaction.heartbeat import RUNS, STAMP
 from ringfence_workspace.transaction.hold import DirectoryTimes, HoldDirectory, HoldHandle, describe_unknown
 from ringfence_workspace.transaction.interrupted_calls import KilledCall, note_killed
 from ringfence_workspace.transaction.opaque_calls import OpaqueCalls
 from ringfence_workspace.transaction.records import last_slot
-from ringfence_workspace.transaction.restore import NOT_ROLLED_BACK, Restore, RestoreReport, is_full, keep_conflicts
+from ringfence_workspace.transaction.restore import NOT_ROLLED_BACK, Restore, RestoreReport, is_full
+from ringfence_workspace.transaction.step_history import StepHistory
 from ringfence_workspace.tree.confined import Confined, is_reserved
 from ringfence_workspace.tree.kernel import Abilities, Renames
 from ringfence_workspace.tree.state import Json, State
@@ -64,20 +59,18 @@ class Recovery:
         can: Abilities,
         log: Log,
         *,
-        kept: str,
-        history: History,
+        store: str,
+        history: StepHistory,
         opaque: Callable[[], OpaqueCalls],
     ) -> None:
-        """``kept`` is the directory for what conflicts keep from their paths. ``opaque`` gives what opaque calls need,
-        if there is one."""
+        """``store`` is the directory of the store. ``opaque`` gives what opaque calls need, if there is one."""
         self._files = files
         self._log = log
         self._replay = Replay.of(log.records)
         self._renames = Renames(can)
-        self._kept = kept
         self._history = history
         self._opaque = opaque
-        self._store = os.path.dirname(kept)
+        self._store = store
         self._stamp = os.path.join(self._store, STAMP)
         self._notes = [log.cut] if log.cut is not None else []
         self._held: HoldDirectory | None = None
@@ -212,7 +205,7 @@ class Recovery:
         report.conflicts |= self._replay.conflicts
         self._notes += report.notes
         if self._held is not None:
-            self._notes += keep_conflicts(self._held, report, self._kept)
+            self._notes += self._history.keeper.keep_conflicts(self._held, report)
         return Recovered("rolled back", *call, tuple(sorted(report.conflicts)))
 
     def _find_holding(self) -> bool:

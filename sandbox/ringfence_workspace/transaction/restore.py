@@ -647,31 +647,3 @@ def is_full(error: BaseException | None) -> TypeGuard[OSError]:
         and error.errno in (errno.ENOSPC, errno.EDQUOT)
         and error.strerror == os.strerror(error.errno)
     )
-
-
-def keep_conflicts(holding: HoldDirectory, report: RestoreReport, directory: str) -> list[str]:
-    """Copy what conflicts keep from their paths to where it can be looked at, and what a program has written into a
-    file that the call had displaced; where that is, in words."""
-    late = {(path, place) for place, path in holding.written().items() if path in report.conflicts}
-    notes: list[str] = []
-    for path, place in sorted(late.union(report.displaced.items())):
-        before = report.displaced.get(path) == place
-        what = f"what {path} was before the call" if before else f"what was saved as {path}"
-        try:
-            kept = holding.keep(place, directory)
-        except OSError as error:
-            notes.append(f"{what} could not be kept: {error}")
-            continue
-        if kept is not None:
-            notes.append(f"{what} is kept at {kept}: copy it back from there if it is wanted")
-    return notes
-
-
-def keep_written(holding: HoldDirectory, directory: str) -> None:
-    """Copy what nobody would ever see otherwise to where it can be looked at, and say so in the log."""
-    try:
-        for place, path in holding.written().items():
-            kept = holding.keep(place, directory)
-            logger.warning("a program that had %s open wrote into it after a call had replaced it: %s", path, kept)
-    except OSError:
-        logger.exception("what a program wrote into a file that a call had replaced is lost")

@@ -24,11 +24,10 @@ from ringfence_workspace.history.scan import Exclusion, Hides, ScanResult, Separ
 from ringfence_workspace.history.stat_cache import Stamp
 from ringfence_workspace.history.store import Store
 from ringfence_workspace.history.trees import walk
-from ringfence_workspace.transaction.aborted_calls import keep_commit
-from ringfence_workspace.transaction.changes import ScannedFiles, noting_failure
+from ringfence_workspace.transaction.aborted_calls import Aborted, noting_failure
+from ringfence_workspace.transaction.changes import ScannedFiles
 from ringfence_workspace.transaction.opaque_states import (
     SEPARATE,
-    Aborted,
     After,
     ExcludedFile,
     ScanCommit,
@@ -356,16 +355,11 @@ class Scans:
             return Aborted(None, None, tuple(notes))
         if before.room < _NAMES_BYTES:
             return Aborted(None, None, (*notes, "the changes that were rolled back were not kept, for want of space"))
-        commit = name = None
+        kept = Aborted(None, None)
         with noting_failure(notes):
             info = CommitInfo("aborted", datetime.now(UTC), tool, call_id, opaque=True)
-            prepared = self.store.prepare(states, info, after=before.prepared)
-            commit, name = prepared.commit, keep_commit(self.store, prepared.commit)
-        return Aborted(commit, name, tuple(notes))
-
-    def kept_as(self, commit: str) -> Aborted:
-        """What `keep` gave to a process that was killed."""
-        return Aborted(commit, next((name for name, kept in self.store.kept().items() if kept == commit), None))
+            kept = self.history.keeper.keep(states, info, after=before.prepared)
+        return replace(kept, notes=tuple(notes))
 
     def kept_states(self, before: ScanCommit, commit: str | None) -> dict[str, Entry]:
         """What a kept commit has of the paths that a call had changed."""

@@ -28,8 +28,8 @@ from ringfence_workspace.history.scan import (
 )
 from ringfence_workspace.history.stat_cache import Stamp, StatCache
 from ringfence_workspace.history.store import Store
-from ringfence_workspace.transaction.aborted_calls import keep_typed
-from ringfence_workspace.transaction.changes import History, RolledBackCall, ScannedFiles, TypedChanges
+from ringfence_workspace.transaction.aborted_calls import RollbackKeeper, RolledBackCall
+from ringfence_workspace.transaction.changes import ScannedFiles, TypedChanges
 from ringfence_workspace.transaction.hold import HoldDirectory
 from ringfence_workspace.transaction.step_states import Differing
 from ringfence_workspace.tree.confined import Confined, Looks
@@ -45,12 +45,13 @@ if TYPE_CHECKING:
 _CACHE = "stat-cache"
 
 
-class StepHistory(History):
+class StepHistory:
     """The history of one workspace."""
 
     def __init__(self, files: Confined, store: Store, *, limits: ScanLimits) -> None:
         self._files = files
         self.store: Final = store
+        self.keeper: Final = RollbackKeeper(files, store)
         self.limits = limits
         self._prepared: Sequence[PreparedStep] = ()
         """The commit of a step that its commit record will make the newest, after what somebody else changed before."""
@@ -74,13 +75,16 @@ class StepHistory(History):
         self.progress: Progress = no_progress
         """Called with the progress of a scan."""
 
-    # What the filesystem asks of a history.
+    # What transactions ask of a history.
 
     def begin(self) -> None:
+        """An outermost call begins. OSError: the tree cannot be taken in."""
         if self.store.tip is None:
             self.look()
 
     def record(self, changed: TypedChanges | ScannedFiles, receipt: Receipt) -> Step | None:
+        """Prepare the step of a call that changed files; None where it makes none. Nothing of it counts until the
+        commit record is written. What it raises makes the call fail and roll back."""
         self._prepared = ()
         info = CommitInfo(
             "step",
@@ -131,6 +135,7 @@ class StepHistory(History):
         return {path: state for path, _, state in differences if not self._files.is_reserved(path)}
 
     def ended(self, step: Step | None) -> None:
+        """The open call has ended; the log has its commit record, where it made a step. Must not fail."""
         prepared, self._prepared = self._prepared, ()
         self.rewritten.clear()
         if step is not None:
@@ -139,18 +144,23 @@ class StepHistory(History):
             self.last = step
 
     def rolling_back(self, changed: TypedChanges, call: RolledBackCall) -> Sequence[str]:
-        return keep_typed(self.store, self._files, changed, call, self._hides)
+        """Keep what a call changed, which is about to be rolled back; notes of what was not kept. It may be asked for
+        the same call again. Never fails."""
+        return self.keeper.keep_typed(changed, call, self._hides)
 
     def _hides(self, path: str) -> bool:
         return self.hidden is not None and self.hidden.hides(path)
 
     def has(self, path: str) -> bool:
+        """Whether the newest commit has something at a path."""
         return self.store.tip is not None and self.store.states.entry(self.store.tip, path) is not None
 
     def damage(self) -> Sequence[str]:
+        """What was found to be lost of what was kept, in words."""
         return () if self.store.damage is None else [self.store.damage]
 
     def remake(self, path: str, before: State, holding: HoldDirectory) -> int | None:
+        """Make what a path had again in a slot of the hold, if the newest commit has just that; else None."""
         tip = self.store.tip
         entry = self.store.states.entry(tip, path) if tip is not None else None
         if entry is None or entry.oid is None or (entry.kind, entry.meta.mtime_ns) != (before.kind, before.mtime_ns):
@@ -166,6 +176,7 @@ class StepHistory(History):
         return slot
 
     def seal(self, *, only_long: bool = False) -> None:
+        """Begin a new log, if no call needs this one, and it can be written. With ``only_long``, if it is long."""
         if only_long:
             self.store.seal_when_long()
             return

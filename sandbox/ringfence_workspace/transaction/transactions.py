@@ -17,17 +17,12 @@ from ringfence.errors import SnapshotRestoreError, TransactionError
 from ringfence.participants import CLEAN, Change, RollbackReport, Step
 from ringfence.runtime.interrupts import Interrupts
 from ringfence_workspace.history.log import Log
+from ringfence_workspace.transaction.aborted_calls import RolledBackCall, noting_failure
 from ringfence_workspace.transaction.call_log import CallLog
-from ringfence_workspace.transaction.changes import (
-    History,
-    RolledBackCall,
-    ScannedFiles,
-    TypedChanges,
-    noting_failure,
-)
+from ringfence_workspace.transaction.changes import ScannedFiles, TypedChanges
 from ringfence_workspace.transaction.read_set import stale, written_meanwhile
 from ringfence_workspace.transaction.records import Epoch, UndoRecord
-from ringfence_workspace.transaction.restore import Make, Restore, RestoreReport, is_full, keep_conflicts, keep_written
+from ringfence_workspace.transaction.restore import Make, Restore, RestoreReport, is_full
 from ringfence_workspace.transaction.undo_log import RunningOperation, Savepoint, SnapshotPoint, UndoLog
 from ringfence_workspace.tree.confined import Confined
 from ringfence_workspace.tree.kernel import Abilities, Renames, failpoint, sync_filesystem
@@ -40,6 +35,7 @@ if TYPE_CHECKING:
     from ringfence_workspace.call_process import CallProcess
     from ringfence_workspace.transaction.opaque_calls import OpaqueCalls
     from ringfence_workspace.transaction.opaque_states import Base
+    from ringfence_workspace.transaction.step_history import StepHistory
 
 logger = logging.getLogger(__name__)
 
@@ -63,17 +59,16 @@ class Transactions:
         can: Abilities,
         log: Log | None,
         *,
-        kept: str,
-        history: History | None,
+        store: str,
+        history: StepHistory | None,
         opaque: Callable[[], OpaqueCalls],
         power: bool,
     ) -> None:
-        """``log`` and ``history`` are None where nothing is to be changed. ``kept`` is the directory for what conflicts
-        keep from their paths. ``opaque`` gives what opaque calls need, when the first of them begins."""
+        """``log`` and ``history`` are None where nothing is to be changed. ``store`` is the directory of the
+        store. ``opaque`` gives what opaque calls need, when the first of them begins."""
         self.files = files
         self.power = power
-        self.undo = UndoLog(files, Renames(can), CallLog(files, log), os.path.dirname(kept))
-        self._kept = kept
+        self.undo = UndoLog(files, Renames(can), CallLog(files, log), store)
         self._history = history
         self._new_opaque = opaque
         self._opaque: OpaqueCalls | None = None
@@ -394,7 +389,9 @@ class Transactions:
         return notes
 
     def _keep(self, report: RestoreReport) -> list[str]:
-        return [] if self.undo.held is None else keep_conflicts(self.undo.held, report, self._kept)
+        if self.undo.held is None or self._history is None:
+            return []
+        return self._history.keeper.keep_conflicts(self.undo.held, report)
 
     def _leave(self, savepoint: Savepoint) -> None:
         while self.undo.savepoints and self.undo.savepoints[-1] is not savepoint:
@@ -432,9 +429,9 @@ class Transactions:
         """Drop the undo log, and the files that were held for it."""
         self.undo.epochs = [Epoch()]
         self.undo.own.clear()
-        if self.undo.held is None:
+        if self.undo.held is None or self._history is None:
             return []
-        keep_written(self.undo.held, self._kept)
+        self._history.keeper.keep_written(self.undo.held)
         return self.undo.held.empty()
 
     def close(self) -> None:
