@@ -216,6 +216,15 @@ class CallCancelledError(TransactionError):
     """A tool call was cancelled before its commit point, so nothing of it is kept."""
 
 
+class CallDeniedError(TransactionError):
+    """A policy denied a call, so nothing of it is kept. ``policy`` names it, ``reason`` is what it says."""
+
+    def __init__(self, policy: str, reason: str | None) -> None:
+        super().__init__(f"denied by the policy {policy}: {reason or 'no reason given'}")
+        self.policy = policy
+        self.reason = reason
+
+
 class CallEndedError(TransactionError):
     """A change came through the context of a tool call that has ended."""
 

@@ -21,8 +21,11 @@ Outcome = Literal["committed", "failed", "denied", "rejected", "interrupted", "d
 - "rejected": the call named no tool, or its arguments did not fit.
 - "interrupted": a cancellation, an interrupt or another `BaseException` ended the call, and it was rolled back.
 - "doubtful": the rollback could not be completed.
-- "rolled_back": the call had committed within an outer call, which rolled back.
+- "rolled_back": whoever made the call asked for that, or it had committed within an outer call, which rolled back.
 """
+
+
+_MOST_LINES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,27 @@ class HostTraffic:
         """The host and the port in one word."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}" if self.port else host or "(unreadable)"
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkUse:
+    """What the processes of one command did in a network of allowed hosts."""
+
+    hosts: tuple[HostTraffic, ...] = ()
+    bypasses: int = 0
+    """How often one of them wanted to send something without the proxy. It had no network."""
+
+    def refusals(self) -> list[str]:
+        """Return a line for each host that there was no connection to, and one for programs without the proxy."""
+        refused = [f"{host.reason} ({host.refused} x)" for host in self.hosts if host.refused]
+        lines = [f"network refused: {reason}" for reason in refused[:_MOST_LINES]]
+        if len(refused) > _MOST_LINES:
+            lines.append(f"network refused: and {len(refused) - _MOST_LINES} more hosts")
+        if self.bypasses:
+            lines.append(
+                "network: a program did not use the proxy of HTTP_PROXY and HTTPS_PROXY; there is no other way out"
+            )
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +124,8 @@ class Receipt:
     """
     client: str = ""
     """The tag `client` of the session. An MCP server has the name of its client there."""
-
+    parent_call: str = ""
+    """The id of the call around this one, if there was one."""
     @property
     def diff_bytes(self) -> tuple[int, int]:
         """The sizes of the changed files before and after, added up."""

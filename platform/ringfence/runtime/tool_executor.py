@@ -10,7 +10,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from sys import modules
 from time import perf_counter
 from traceback import walk_tb
 from typing import Any
@@ -18,16 +17,14 @@ from typing import Any
 from ringfence import serde
 from ringfence.errors import (
     CallCancelledError,
-    CallEndedError,
     DeadlineExceededError,
     PromptEvaluationError,
     RestoreFailedError,
-    RingfenceError,
     ToolValidationError,
     TransactionError,
     VisibilityExpansionRequired,
 )
-from ringfence.failures import describe_error, place_in
+from ringfence.failures import describe_error
 from ringfence.limits import BudgetTracker, Cancellation, Deadline, Heartbeat, RunContext, RunOptions
 from ringfence.participants import SortedParticipants, Transactional, current_call, set_current_call, sort_participants
 from ringfence.receipts import Outcome, PolicyVerdict, Receipt, network_of
@@ -36,7 +33,7 @@ from ringfence.runtime.binding import BoundTool, bind_tool
 from ringfence.runtime.context import Evaluates, PromptOfCalls, Rendering, ToolContext
 from ringfence.runtime.interrupts import Interrupts
 from ringfence.runtime.kept_results import READER, full_result_path
-from ringfence.runtime.policy import ALLOW, Policy, PolicyDecision
+from ringfence.runtime.policy_verdicts import ended_error, judge_call, judge_effects, show_result
 from ringfence.runtime.tool import OPEN_SECTIONS
 from ringfence.runtime.transaction import ReceiptUpdates, Transaction, new_id
 from ringfence.secrets import Secrets
@@ -117,9 +114,6 @@ class Call:
         self.outcome = "rejected"
         self.result = ToolResult.error(message)
         self.params = RejectedToolParams(self.arguments, error)
-
-    def ended_error(self) -> CallEndedError:
-        return CallEndedError(f"the call that made {self.transaction!r} has ended, and rolled it back")
 
 
 class ToolExecutor:
@@ -299,19 +293,10 @@ class ToolExecutor:
         is_writer = tool.tool.writes is not None or tool.opaque
         if is_writer and self.session.secrets and not self._is_free_of_masks(call, self.session.secrets):
             return False
-        saved = call.transaction.save(self.session)
-        for policy, verdict, asked in tool.policies:
-            if asked:
-                try:
-                    decision = policy.check(tool.tool, call.params, context=context)
-                    if decision is not ALLOW or self.session.changed(saved):
-                        verdict = self._verdict(call, policy, decision, verdict, saved)
-                except BaseException as error:
-                    verdict = self._verdict_of_error(call, policy, error, saved)
-            call.verdicts.append(verdict)
-            if not verdict.allowed:
-                call.deny(verdict.policy, verdict.reason)
-                return False
+        denial = judge_call(tool, call.params, context, call.transaction, call.verdicts)
+        if denial is not None:
+            call.deny(denial.policy, denial.reason)
+            return False
         deadline = context.options.deadline
         if deadline is not None and deadline.expired:
             call.outcome = "denied"
@@ -348,58 +333,11 @@ class ToolExecutor:
         was_asked = tool.tool.writes is not None or tool.opaque
         if not was_asked and self.session.secrets and not self._is_free_of_masks(call, self.session.secrets):
             return False
-        if not tool.effect_policies:
-            return True
-        transaction = call.transaction
-        saved, reads = self.session.begin(transaction), {lock: dict(paths) for lock, paths in transaction.reads.items()}
-        changes = [change for changes in transaction.changes.values() for change in changes]
         call.context.result = call.result
-        try:
-            for policy, verdict in tool.effect_policies:
-                try:
-                    decision = policy.check_effects(tool.tool, call.params, changes, context=call.context)
-                    verdict = self._verdict(call, policy, decision, verdict, saved)
-                except BaseException as error:
-                    verdict = self._verdict_of_error(call, policy, error, saved)
-                call.verdicts.append(verdict)
-                if not verdict.allowed:
-                    call.deny(verdict.policy, verdict.reason)
-                    return False
-            return True
-        finally:
-            transaction.reads.clear()
-            transaction.reads.update(reads)
-
-    def _verdict(
-        self, call: Call, policy: Policy, decision: PolicyDecision, allowed: PolicyVerdict, saved: Any
-    ) -> PolicyVerdict:
-        """Return the verdict of a decision. Raises TypeError if it is no decision or the policy changed the session."""
-        if not isinstance(decision, PolicyDecision) or type(decision.allowed) is not bool:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"it answered {decision!r}, which is no PolicyDecision that says yes or no")
-        if self._restored(call, saved):
-            raise TypeError("it changed the session while it decided")
-        return allowed if decision.allowed else PolicyVerdict(policy.name, False, decision.reason)
-
-    def _verdict_of_error(self, call: Call, policy: Policy, error: BaseException, saved: Any) -> PolicyVerdict:
-        """Return the denial of a policy that raised, after restoring the session. Re-raises what is no `Exception`."""
-        self._restored(call, saved)
-        if not isinstance(error, Exception):
-            raise error
-        logger.warning("the policy %s could not decide on %s", policy.name, call.name, exc_info=error)
-        place = place_in(error, getattr(modules.get(type(policy).__module__), "__file__", None) or "")
-        # Of ringfence's own policies the message says it all.
-        where = f" ({place})" if place and not type(policy).__module__.startswith("ringfence") else ""
-        return PolicyVerdict(policy.name, False, f"the policy could not decide: {describe_error(error)}{where}")
-
-    def _restored(self, call: Call, saved: Any) -> bool:
-        """Restore the session if a policy has changed it. Return whether it had changed."""
-        if not self.session.changed(saved):
-            return False
-        with self.session.lock.mutex:
-            if self.session.lock.holder is not call.transaction:  # an outer call has ended: another may hold it
-                raise CallEndedError(f"the call that made {call.transaction!r} has ended")
-            self.session.rollback(saved)
-            return True
+        denial = judge_effects(tool, call.params, call.context, call.transaction, call.verdicts)
+        if denial is not None:
+            call.deny(denial.policy, denial.reason)
+        return denial is None
 
     def _run(self, call: Call, tool: BoundTool) -> None:
         """Run the handler in its resource scope. After the handler's end, nothing can change through this call."""
@@ -458,11 +396,11 @@ class ToolExecutor:
             transaction.reads.clear()  # what the model was not shown
             message = f"{result.message}; secrets in it are masked, and what is masked does not count as read"
             call.result = result = replace(result, message=message)
-        self._show_to_policies(call, tool)
+        show_result(tool, call.params, call.result, call.context, call.transaction)
         call.invoked = self._event(call)
         with self.session.lock.mutex:  # no outer call can roll back meanwhile
             if transaction.ended:
-                raise call.ended_error()
+                raise ended_error(transaction)
             self.session.apply(call.invoked, to="state")
         transaction.check_problems()
         if call.context.cancellation is not None:
@@ -476,20 +414,6 @@ class ToolExecutor:
             # `render()` may put a secret together that no field of the value has.
             call.rendered = self.session.secrets.mask(rendered) if self.session.secrets else rendered
             call.is_masked |= call.rendered is not rendered
-
-    def _show_to_policies(self, call: Call, tool: BoundTool) -> None:
-        """Call the policies that record results, within the transaction."""
-        for policy in tool.result_policies:
-            if call.transaction.ended:
-                raise call.ended_error()
-            try:
-                policy.on_result(tool.tool, call.params, call.result, context=call.context)
-            except (RingfenceError, OSError):  # in words for the model
-                raise
-            except Exception as error:
-                raise TransactionError(
-                    f"the policy {policy.name} failed on the result: {describe_error(error)}"
-                ) from error
 
     def _commit(self, call: Call) -> None:
         """Commit the transaction. A failure here rolls the call back."""
@@ -606,6 +530,7 @@ class ToolExecutor:
             exit_code=(code := exit_code_of(call.result.value)),
             network=() if code is None else network_of(call.result.value),
             client=self.session.tags.get("client", ""),
+            parent_call="" if call.transaction.parent is None else call.transaction.parent.call_id,
         )
         return self.session.secrets.mask(receipt) if self.session.secrets else receipt
 

@@ -77,7 +77,7 @@ class Transaction(CallInfo):
     a savepoint, and an outer rollback undoes it.
     """
 
-    __slots__ = ("_children", "_inner_receipts", "_marks", "_participants", "deactivated")
+    __slots__ = ("_children", "_inner_receipts", "_marks", "_participants", "deactivated", "report", "step")
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None, *, opaque: bool = False) -> None:
         super().__init__(call_id, tool, parent, opaque=opaque)
@@ -91,6 +91,10 @@ class Transaction(CallInfo):
         """Whether this call ended while an inner one was current: then the inner one's end makes another current.
 
         It is no state of the call: a call can end on one thread and still be current on another."""
+        self.report = CLEAN
+        """What its rollback left."""
+        self.step: Step | None = None
+        """The step that its commit made, if it made one."""
 
     def _enter(self, state: CallState) -> bool:
         """Go to `state` if `TRANSITIONS` has that. Return whether it has."""
@@ -273,6 +277,7 @@ class Transaction(CallInfo):
         with _guard:
             self._marks = {}
             self._enter(CallState.COMMITTED)
+        self.step = step
         return step
 
     def rollback(self) -> RollbackReport:
@@ -308,7 +313,9 @@ class Transaction(CallInfo):
                 failures.append((lock.name, error))
                 lock.block_until_recovered(_recovery(self._held[lock], mark))
         if not failures:
-            return RollbackReport(tuple(conflicts), tuple(notes)) if conflicts or notes else CLEAN
+            if conflicts or notes:
+                self.report = RollbackReport(tuple(conflicts), tuple(notes))
+            return self.report
         failed = RestoreFailedError(failures)
         outer = self.parent
         while outer is not None:
@@ -450,20 +457,27 @@ class HasParticipants(Protocol):
 
 @contextmanager
 def tool_transaction(
-    session: Session, resources: HasParticipants | None = None, *, tag: str = "transaction", opaque: bool = False
+    session: Session,
+    resources: HasParticipants | None = None,
+    *,
+    tag: str = "transaction",
+    opaque: bool = False,
+    call_id: str | None = None,
+    settle: Callable[[Transaction, Receipt], Receipt] | None = None,
 ) -> Generator[Transaction]:
     """A transaction of one's own over a session and the participants of `resources` (``prompt.resources``, say).
 
     Commits at the end of the block. On any exception everything is rolled back before it propagates, and conflicts are
     added to it as notes. ``tag`` is the tool's name in receipts and messages. ``opaque`` is for a block that changes
-    files other than through a filesystem, by a command, say.
+    files other than through a filesystem, by a command, say. ``settle`` is called when the block has ended and its
+    changes are known. It gets the receipt of the commit and returns it, with additions, or raises to roll all back.
 
     Raises:
         RestoreFailedError: the rollback could not be completed.
     """
     participants = sort_participants((session, *(resources.participants if resources is not None else ())))
     started, clock = datetime.now(UTC), perf_counter()
-    transaction = Transaction(new_id(), tag, current_call(), opaque=opaque)
+    transaction = Transaction(call_id or new_id(), tag, current_call(), opaque=opaque)
     # The order is that of `ToolExecutor.execute`. But Ctrl-C is not held back over the block, since nobody knows which
     # loop runs it, or when. One that arrives between two lines here reaches the outer clause.
     held: list[Interrupts] = []
@@ -479,7 +493,8 @@ def tool_transaction(
             held.append(Interrupts())
             transaction.seal()
             transaction.check_problems()
-            transaction.commit(_receipt(transaction, session, started, perf_counter() - clock))
+            receipt = draft_receipt(transaction, session, started, perf_counter() - clock)
+            transaction.commit(receipt if settle is None else settle(transaction, receipt))
             updates = transaction.merge_into_parent()
         except BaseException:
             held.append(Interrupts())
@@ -503,7 +518,8 @@ def _notify(updates: ReceiptUpdates) -> None:
         session.notify(receipt)
 
 
-def _receipt(transaction: Transaction, session: Session, started: datetime, seconds: float) -> Receipt:
+def draft_receipt(transaction: Transaction, session: Session, started: datetime, seconds: float) -> Receipt:
+    """The receipt of a transaction without a tool, as it is when it commits."""
     return Receipt(
         receipt_id=new_id(),
         call_id=transaction.call_id,
@@ -518,6 +534,7 @@ def _receipt(transaction: Transaction, session: Session, started: datetime, seco
         changes=transaction.all_changes(),
         inner=transaction.inner,
         client=session.tags.get("client", ""),
+        parent_call="" if transaction.parent is None else transaction.parent.call_id,
     )
 
 
