@@ -53,6 +53,7 @@ MOVED = {
     "ringfence.runtime.receipts": "ringfence.receipts",
     "ringfence.runtime.reducers": "ringfence.session.visibility",
     "ringfence.runtime.tool_result": "ringfence.session.tool_result",
+    "ringfence_sandbox.container.commands:ShellEnvironment": "ringfence_workspace.commands:ShellEnvironment",
     "ringfence_tools.agent_run": "ringfence_tools.runs.agent_run",
     "ringfence_tools.files:Listing": "ringfence_tools.files:FileListing",
     "ringfence_tools.files:Move": "ringfence_tools.files:MoveParams",

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringfence.errors import SandboxUnavailableError
-    from ringfence_sandbox.container.commands import ShellEnvironment
     from ringfence_sandbox.container.isolation import SandboxLimits
     from ringfence_sandbox.doctor import Finding, examine_sandbox
     from ringfence_sandbox.network.network import Network, allowed_hosts
-    from ringfence_sandbox.podman import CommandResult, PodmanSandbox
+    from ringfence_sandbox.podman import PodmanSandbox
     from ringfence_sandbox.project.project_image import build_project_image, describe_stale_image
     from ringfence_sandbox.project.recipe_images import build_images
     from ringfence_workspace import (
         CallProcess,
+        CommandResult,
         Export,
         HistoryStore,
         HostFilesystem,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Reversal,
         ReversalOutcome,
         ScanLimits,
+        ShellEnvironment,
         StateDirectoryError,
         StepName,
         UnfinishedCall,
@@ -93,13 +94,11 @@ __all__ = [
 
 # Imported when asked for: a workspace needs no Podman.
 _MODULES = {
-    "CommandResult": "ringfence_sandbox.podman",
     "Finding": "ringfence_sandbox.doctor",
     "Network": "ringfence_sandbox.container.isolation",
     "PodmanSandbox": "ringfence_sandbox.podman",
     "SandboxLimits": "ringfence_sandbox.container.isolation",
     "SandboxUnavailableError": "ringfence.errors",
-    "ShellEnvironment": "ringfence_sandbox.container.commands",
     "allowed_hosts": "ringfence_sandbox.network.network",
     "build_images": "ringfence_sandbox.project.recipe_images",
     "build_project_image": "ringfence_sandbox.project.project_image",

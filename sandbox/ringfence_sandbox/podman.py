@@ -13,21 +13,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from ringfence.errors import SandboxUnavailableError, TransactionError
+from ringfence.errors import SandboxUnavailableError
 from ringfence.escapes import escape_path
 from ringfence.filesystem.paths import normalise, os_error
 from ringfence.limits import Cancellation
-from ringfence.participants import CURRENT_CALL, CallInfo
-from ringfence.runtime.transaction import tool_transaction
+from ringfence.participants import CURRENT_CALL
 from ringfence.secrets import Secrets
 from ringfence.session.session import Session
-from ringfence_sandbox.container.channel import CommandExit, ExecutorLostError
+from ringfence_sandbox.container.channel import ExecutorLostError
 from ringfence_sandbox.container.commands import (
     UNKNOWN,
-    CommandRequest,
     CommandWatch,
     KeptEnvironment,
-    ShellEnvironment,
     ShownOutput,
     explained,
     no_directory,
@@ -37,50 +34,24 @@ from ringfence_sandbox.container.container import WITHOUT_COMMANDS, Container, r
 from ringfence_sandbox.container.git_directories import GitDirectories
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, build, built, existing, recipe, silent
 from ringfence_sandbox.container.isolation import WORKSPACE, Property, SandboxLimits
-from ringfence_sandbox.container.pipes import Stream
 from ringfence_sandbox.container.tree_mounts import mounted_in
 from ringfence_sandbox.network.network import Network, Resolve, allowed_hosts, resolve_name
 from ringfence_sandbox.project.project_image import remembered_image
+from ringfence_workspace.commands import CommandExit, CommandRequest, CommandResult, ShellEnvironment
 from ringfence_workspace.host import HostFilesystem
+from ringfence_workspace.pipes import Stream
 from ringfence_workspace.tree.hidden_tree import Inode
-from ringfence_workspace.workspace import Participants, Workspace
+from ringfence_workspace.workspace import Workspace
+from ringfence_workspace.workspace_calls import WorkspaceTransaction
+from ringfence_workspace.workspace_commands import CommandParams, CommandRules, OnError, check_opaque, transact
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from ringfence_sandbox.network.network import NetworkUse
+    from ringfence.runtime.policy import Policy
 
 KILLED = 137
 _TAG = "shell_execute"
-
-
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """How a command ended, and what it printed.
-
-    ``exit_code`` is 124 after a timeout and 128 + N where signal N ended the command. ``stdout`` and ``stderr`` are
-    text of up to 32 KiB, bytes that are not UTF-8 replaced; of more, both ends are shown, and between them where the
-    rest is. ``changed_paths`` is known when the transaction has ended: empty in the middle of a tool call. They
-    are relative to the root, which is "" itself.
-    """
-
-    exit_code: int
-    stdout: str
-    stderr: str
-    timed_out: bool
-    duration_seconds: float
-    changed_paths: tuple[str, ...] = ()
-    failure: str = ""
-    """Why it was not let come to its end: a timeout, a full disk, a container that was lost. What it did is to be
-    rolled back. Empty otherwise, whatever the exit code."""
-    out_of_memory: bool = False
-    """Whether the out-of-memory killer took any of its processes."""
-    leftovers: int = 0
-    """About how many of its processes were still running when the main one had ended, and were ended then."""
-    environment: ShellEnvironment | None = None
-    """What the next command begins with, where this one was given an environment to begin with."""
-    network: NetworkUse | None = None
-    """What it exchanged with allowed hosts; None in a sandbox without such."""
 
 
 class PodmanSandbox:
@@ -272,6 +243,11 @@ class PodmanSandbox:
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
         timeout_seconds: float = 30.0,
+        shell: bool | None = None,
+        policies: Sequence[Policy] = (),
+        on_error: OnError = "keep",
+        dry_run: bool = False,
+        leave_running: bool = False,
         on_output: Callable[[str, bytes], None] | None = None,
         environment: ShellEnvironment | None = None,
         cancellation: Cancellation | None = None,
@@ -280,7 +256,9 @@ class PodmanSandbox:
 
         ``cwd`` is a directory of the workspace, ``env`` is added to the container's own; ``on_output`` gets the names
         of streams and pieces of output as they come; ``cancellation`` ends it early. Outside of tool calls what the
-        command did is kept, unless it was not let come to its end (`CommandResult.failure`).
+        command did is kept, unless it was not let come to its end (`CommandResult.failure`). The other keywords are
+        those of `Workspace.run`; but a command that ends with another exit code than 0 is kept unless
+        ``on_error="rollback"``, ``shell`` need not be said, and nothing can be left running.
 
         With ``environment`` the command begins where another one left off, unless ``cwd`` and ``env`` say otherwise,
         and `CommandResult.environment` is what it leaves itself: give that to the next one. Only the shell leaves one,
@@ -291,7 +269,13 @@ class PodmanSandbox:
             ValueError, TypeError: the command cannot be asked for so.
             FileNotFoundError, NotADirectoryError: ``cwd`` is no directory of the workspace.
             TransactionError: it is run in a tool call whose tool is not declared opaque.
+            CallDeniedError: a policy denied it before it ran.
         """
+        if leave_running:
+            raise ValueError("nothing of a container outlives its call: leave_running is for Workspace.run")
+        if shell is not None and shell is not isinstance(command, str):
+            raise TypeError("with shell=True the command is one text, and with shell=False a list of arguments")
+        rules = CommandRules(policies, on_error, dry_run)
         request = CommandRequest.of(
             command,
             cwd=cwd,
@@ -303,32 +287,29 @@ class PodmanSandbox:
         call = CURRENT_CALL.get()
         self._check_open()
         if call is not None:
-            self._join(call)
-            with self._turn:
-                return self._run(request, on_output, cancellation)
+            check_opaque(call)
+            call.join(self.filesystem)
+            if rules == CommandRules(on_error="keep"):  # it is a part of the call, and ends with it
+                with self._turn:
+                    return self._run(request, on_output, cancellation)
         if self._resources.container is None:
             self.start()  # before files are looked at, which is in vain without it
-        try:
-            with tool_transaction(self._session, Participants((self.filesystem,)), tag=_TAG, opaque=True) as own:
-                with self._turn:  # once the transaction has begun, as in a tool call: always in this order
-                    result = self._run(request, on_output, cancellation)
-                if result.failure:
-                    raise _NotKept(result)
-        except _NotKept as ended:
-            said = [ended.result.stderr, *(f"[{words}]" for words in getattr(ended, "__notes__", ()))]
-            return replace(ended.result, stderr="\n".join(said))
-        return replace(result, changed_paths=tuple(change.path for change in own.all_changes()))
+        own = WorkspaceTransaction(
+            self.filesystem,
+            self._session,
+            _TAG,
+            policies=policies,
+            params=CommandParams.of(request),
+            dry_run=dry_run,
+        )
 
-    def _join(self, call: CallInfo) -> None:
-        around: CallInfo | None = call
-        while around is not None and not around.opaque:
-            around = around.parent
-        if around is None:
-            raise TransactionError(
-                f"{call!r} runs a command, whose changes are only seen around a call of an opaque tool: declare it so, "
-                "Tool(..., opaque=True)"
-            )
-        call.join(self.filesystem)
+        def execute() -> CommandResult:
+            with self._turn:  # once the transaction has begun, as in a tool call: always in this order
+                return self._run(request, on_output, cancellation)
+
+        result = transact(own, rules, execute)
+        said = [result.stderr, *(f"[{words}]" for words in own.report.messages())]
+        return result if result.kept else replace(result, stderr="\n".join(said))
 
     def _run(
         self, request: CommandRequest, on_output: Callable[[str, bytes], None] | None, cancellation: Cancellation | None
@@ -418,14 +399,6 @@ class PodmanSandbox:
         except (OSError, ValueError) as error:
             raise no_directory(cwd, error) from None
         return f"{WORKSPACE}/{place}" if place else WORKSPACE
-
-
-class _NotKept(Exception):
-    """Rolls back the transaction of a command that was not let come to its end."""
-
-    def __init__(self, result: CommandResult) -> None:
-        super().__init__(result.failure)
-        self.result = result
 
 
 @dataclass(slots=True)

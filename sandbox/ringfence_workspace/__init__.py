@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringfence_workspace.call_process import CallProcess
+    from ringfence_workspace.commands import CommandResult, ShellEnvironment
     from ringfence_workspace.history.hidden_rule import describe_lost_rule, remembered_hidden
     from ringfence_workspace.history.history_views import Export, LogEntry
     from ringfence_workspace.history.ignored_files import Repository
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CallProcess",
+    "CommandResult",
     "Export",
     "HistoryStore",
     "HostFilesystem",
@@ -39,6 +41,7 @@ __all__ = [
     "Reversal",
     "ReversalOutcome",
     "ScanLimits",
+    "ShellEnvironment",
     "StateDirectoryError",
     "StepName",
     "UnfinishedCall",
@@ -61,6 +64,7 @@ __all__ = [
 # Imported when asked for: a filesystem on its own needs no git.
 _MODULES = {
     "CallProcess": "ringfence_workspace.call_process",
+    "CommandResult": "ringfence_workspace.commands",
     "Export": "ringfence_workspace.history.history_views",
     "HistoryStore": "ringfence_workspace.history_stores",
     "HostFilesystem": "ringfence_workspace.host",
@@ -72,6 +76,7 @@ _MODULES = {
     "Reversal": "ringfence_workspace.workspace",
     "ReversalOutcome": "ringfence_workspace.history.undo_plan",
     "ScanLimits": "ringfence_workspace.history.scan",
+    "ShellEnvironment": "ringfence_workspace.commands",
     "StateDirectoryError": "ringfence_workspace.tree.places",
     "StepName": "ringfence_workspace.history.step_lookup",
     "UnfinishedCall": "ringfence_workspace.transaction.interrupted_calls",

@@ -8,12 +8,16 @@ import select
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic, sleep
 
 from ringfence.errors import RestoreFailedError
 from ringfence_workspace.tree.kernel import boot_id
 from ringfence_workspace.tree.state import Json
 
 PATIENCE_SECONDS = 10.0
+_LOOK_SECONDS = 0.01
+CALL_VARIABLE = "RINGFENCE_CALL"
+"""In the environment of a command on this machine: the id of the call that it belongs to."""
 OWNER_LABEL = "io.ringfence.owner"
 """Of a container: whose it is."""
 
@@ -29,6 +33,9 @@ class CallProcess:
     """When it started, in clock ticks since the start of the machine: field 22 of /proc/<pid>/stat."""
     boot_id: str
     """Of the machine: /proc/sys/kernel/random/boot_id."""
+    call_id: str = ""
+    """Of a supervisor: the call that it runs a command for, whose processes have this id in their environment. It ends
+    them itself when its owner has ended."""
 
     @classmethod
     def running(cls, pid: int, name: str) -> CallProcess:
@@ -44,11 +51,37 @@ class CallProcess:
         return self.boot_id == boot_id() and start_ticks(self.pid) == self.start_ticks
 
     def end(self) -> None:
-        """Kill it if it lives, and wait for its end.
+        """Kill it if it lives, and wait for its end. Of a supervisor, also end what it started.
 
         Raises:
             RestoreFailedError: it could not be proved to have ended; says what to run.
         """
+        if self.call_id:
+            self._end_supervised()
+        else:
+            self._kill()
+
+    def _end_supervised(self) -> None:
+        """Let a supervisor end what it has started, and itself; then end what is left of its call."""
+        until = monotonic() + PATIENCE_SECONDS
+        with suppress(OSError):
+            if self.lives:  # somebody may have stopped it
+                os.kill(self.pid, signal.SIGCONT)
+        while self.lives and monotonic() < until:
+            sleep(_LOOK_SECONDS)
+        self._kill()
+        if self.boot_id != boot_id():
+            return
+        until = monotonic() + PATIENCE_SECONDS
+        while found := processes_of_call(self.call_id):
+            if monotonic() > until:
+                raise self._failed(TimeoutError(f"process {found[0]} did not end"))
+            for pid in found:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            sleep(_LOOK_SECONDS)
+
+    def _kill(self) -> None:
         if not self.lives:
             return
         try:
@@ -81,7 +114,19 @@ class CallProcess:
         return RestoreFailedError([(what, error)])
 
     def to_json(self) -> Json:
-        return [self.name, self.pid, self.start_ticks, self.boot_id]
+        return [self.name, self.pid, self.start_ticks, self.boot_id, *([self.call_id] if self.call_id else [])]
+
+
+def processes_of_call(call_id: str) -> list[int]:
+    """The processes that have the id of a call in their environment. This one is not among them."""
+    wanted = f"{CALL_VARIABLE}={call_id}".encode()
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:  # it has ended, or is another user's
+                if wanted in file.read().split(b"\0"):
+                    found.append(int(name))
+    return found
 
 
 def start_ticks(pid: int) -> int | None:

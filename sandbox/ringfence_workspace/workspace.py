@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from collections.abc import Collection, Generator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ringfence.errors import TransactionError
-from ringfence.filesystem.ignored import IgnoredPaths
-from ringfence.participants import Change, Step, Transactional
-from ringfence.runtime.transaction import Transaction, tool_transaction
+from ringfence.participants import Step
 from ringfence.session.session import Session
-from ringfence_workspace.history.commits import CommitRecord
-from ringfence_workspace.history.history_views import (
-    Export,
-    LogEntry,
-    ShownStep,
-    log_entry,
-    mailbox,
-    shown_step,
-    unified,
-)
 from ringfence_workspace.history.ignored_files import (
     IgnoredInHistory,
-    IgnoredSince,
-    Repository,
-    file_at,
-    is_new_since,
-    on_disk,
-    typed_paths,
 )
-from ringfence_workspace.history.own_changes import OwnChanges, own_changes
 from ringfence_workspace.history.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, no_progress
-from ringfence_workspace.history.step_lookup import NamedStep, StepLookup, StepName, parent_of
+from ringfence_workspace.history.step_lookup import NamedStep, StepName, parent_of
 from ringfence_workspace.history.store import FOLDER, Store, reporting_damage
 from ringfence_workspace.history.store_roots import check_format
 from ringfence_workspace.history.undo_plan import DROPPED, NOT_EMPTY, Planner, ReversalOutcome, ReversalPlan
@@ -57,11 +36,17 @@ from ringfence_workspace.transaction.step_history import StepHistory
 from ringfence_workspace.transaction.tree_writer import TreeWriter
 from ringfence_workspace.tree.linked_worktrees import is_linked_worktree
 from ringfence_workspace.tree.places import made_outside, store_of
+from ringfence_workspace.workspace_calls import WorkspaceTransaction, new_transaction
+from ringfence_workspace.workspace_commands import CommandRules, OnError, WorkspaceCommands, command_request
+from ringfence_workspace.workspace_history import WorkspaceHistory
 
 if TYPE_CHECKING:
     from typing import Self
 
     from ringfence.filesystem.hidden import HiddenFiles
+    from ringfence.limits import Cancellation
+    from ringfence.runtime.policy import Policy
+    from ringfence_workspace.commands import CommandResult
     from ringfence_workspace.transaction.recovery import Recovered
 
 
@@ -119,22 +104,13 @@ def _check_directory(path: str) -> None:
         raise NotADirectoryError(f"{path} is no directory: a workspace is opened at one, name that of the file")
 
 
-@dataclass(frozen=True, slots=True)
-class Participants:
-    """The participants of a transaction that no prompt has."""
-
-    participants: tuple[Transactional, ...]
-
-
-class Workspace:
+class Workspace(WorkspaceHistory):
     """One opened workspace on disk. Opened by `open`, and let go of by `close`, which ``with`` calls."""
 
     def __init__(self, filesystem: HostFilesystem, store: Store, history: StepHistory | None) -> None:
-        self.filesystem = filesystem
-        self._store = store
+        super().__init__(filesystem, store)
         self._history = history
-        self._find = StepLookup(store)
-        self._process = os.getpid()
+        self._commands = WorkspaceCommands(filesystem, Session())
         self._closed = False
         self._left_out_first: Mapping[str, tuple[Exclusion, object]] = {}
         self._tip_first = store.tip
@@ -237,14 +213,11 @@ class Workspace:
         Raises OSError where it cannot be rolled back (no space, say): the workspace stays open, to be closed again."""
         if self._closed:
             return
+        self._commands.close()
         self.filesystem.close()  # and the history with it
         if self._history is None:
             self._store.close()
         self._closed = True
-
-    @property
-    def root(self) -> str:
-        return self.filesystem.root
 
     @property
     def left_out(self) -> Mapping[str, Exclusion]:
@@ -310,180 +283,6 @@ class Workspace:
             with self._alone("look"):
                 pass
         return monotonic() - self._history.looked_at
-
-    def steps(self) -> Sequence[Step]:
-        """The steps, oldest first; without the baseline and others' changes."""
-        with self._looking_alone():
-            return self._store.steps()
-
-    def log(self, limit: int | None = None, *, with_ignored: bool = True) -> Sequence[LogEntry]:
-        """The history, newest first: steps, what somebody else changed in between, and the baseline; after them what
-        `gc` has left for its name alone. All of it, or the newest ``limit`` entries. Without ``with_ignored``, paths
-        that git ignores are only counted."""
-        with self._looking_alone():
-            ignored = None if with_ignored else IgnoredInHistory(self._store, self.root)
-            names = self._find.names()
-            entries = (
-                (record.parent, log_entry(self._store, record, names.get(record.commit, ())))
-                for record in self._store.commits()
-            )
-            # Others' changes of nothing but times are commits too, and of no interest; but the oldest one is, always.
-            shown = (
-                entry
-                for parent, entry in entries
-                if entry.paths or entry.names or entry.number is not None or parent is None
-            )
-            most = None if limit is None else min(limit, sys.maxsize)
-            found = list(itertools.islice(itertools.chain(shown, self._detached_entries(names)), most))
-            return found if ignored is None else [ignored.without(entry) for entry in found]
-
-    def _detached_entries(self, names: Mapping[str, Sequence[str]]) -> Iterator[LogEntry]:
-        for record in self._find.detached_records():
-            yield log_entry(self._store, record, names[record.commit], apart=True)
-
-    def named_steps(self) -> Sequence[NamedStep]:
-        """The named steps, by name."""
-        with self._looking_alone():
-            return self._find.named()
-
-    def aborted(self) -> Sequence[LogEntry]:
-        """What rollbacks took away, newest first; ``number`` is that of `aborted_step`."""
-        with self._looking_alone():
-            found = [(number, self._store.commit(commit)) for number, commit in self._store.aborted().items()]
-            return [replace(log_entry(self._store, record, ()), number=number) for number, record in reversed(found)]
-
-    def aborted_step(self, number: int, *, with_ignored: bool = True) -> ShownStep:
-        """What a call had changed before it was rolled back. LookupError where none of that number is kept."""
-        with self._looking_alone():
-            kept = self._store.aborted()
-            if number not in kept:
-                there = f"there are {', '.join(map(str, kept))}" if kept else "there are none"
-                raise LookupError(f"no rolled-back call is kept as number {number}: {there}")
-            shown = self._shown(self._store.commit(kept[number]), with_ignored)
-            return replace(shown, step=replace(shown.step, number=number))
-
-    @contextmanager
-    def _looking_alone(self) -> Generator[None]:
-        # In a forked child the history is not to be looked at either: to read what is about to be written, it is
-        # written, and the file is the parent's.
-        self.filesystem.check_open()
-        with self.filesystem.lock.mutex, reporting_damage(self._store.folder, (KeyError,)):
-            yield
-
-    def step(self, number: int) -> Step:
-        """One step; 0 is the baseline. LookupError where there is none of that number."""
-        with self._looking_alone():
-            return self._store.step_of(self._find.record(number))
-
-    def show(self, step: StepName, *, with_ignored: bool = True) -> ShownStep:
-        """What a step changed; a name stands for its step. Without ``with_ignored``, paths that git ignored at the
-        start of the step's session are left out. LookupError where there is none, or where what was before it was
-        dropped."""
-        with self._looking_alone():
-            return self._shown(self._find.step(step), with_ignored)
-
-    def _shown(self, record: CommitRecord, with_ignored: bool) -> ShownStep:
-        ignored = None if with_ignored else IgnoredInHistory(self._store, self.root).of(record)
-        return shown_step(self._store, record, ignored)
-
-    def ignored_at(self, commit: str) -> IgnoredPaths:
-        """The paths that git ignores by the ignore files that a commit has, and that git's index does not have now.
-
-        So is what programs left in directories that were made since and ignore themselves now."""
-        ignored = Repository(self.root).ignored(partial(self._read_at, commit))
-        known: dict[str, Set[str]] = {}
-
-        def is_typed(path: str) -> bool:
-            with self._looking_alone():
-                tip = self._tip()
-                if tip not in known:
-                    records = itertools.takewhile(lambda record: record.commit != commit, self._store.commits())
-                    known.clear()
-                    known[tip] = typed_paths(self._store, records)
-                return path in known[tip]
-
-        return ignored.made_since(cache(partial(self._is_new_since, commit)), partial(on_disk, self.root), is_typed)
-
-    def _is_new_since(self, commit: str, directory: str) -> bool:
-        with self._looking_alone():
-            return is_new_since(self._store, commit, directory)
-
-    def _read_at(self, commit: str, path: str) -> bytes | None:
-        with self._looking_alone():
-            return file_at(self._store, commit, path)
-
-    def diff(self, a: StepName | None = None, b: StepName | None = None) -> bytes:
-        """The patch from the state after step `a` (by default the oldest that is known) to that after `b` (by
-        default the newest, with what others changed and the history has seen). A name stands for its step."""
-        return self.export(a=a, b=b).text
-
-    def export(
-        self,
-        fmt: Literal["diff", "mbox"] = "diff",
-        *,
-        a: StepName | None = None,
-        b: StepName | None = None,
-        with_ignored: bool = True,
-    ) -> Export:
-        """The changes from `a` to `b` as one patch, or as a mailbox with a mail a commit, for ``git am``. Without
-        ``with_ignored``, paths that git ignored after `a` are left out, so that it applies to a clean checkout.
-
-        Raises:
-            LookupError: there is no such step.
-            ValueError: `a` is later than `b`, or, for a mailbox, what was between them has been dropped.
-        """
-        with self._looking_alone():
-            first, last = self._find.ends(a, b)
-            since = None if with_ignored else IgnoredSince(self._store, Repository(self.root), first.commit)
-            if fmt == "mbox":
-                line = [*self._find.after(first, last)][::-1]
-                if any(record.parent is None for record in line):
-                    raise ValueError("of what was between these steps, some has been dropped: only a diff is left")
-                return mailbox(self._store, line, ignored=since and since.in_step)
-            ignored = since and since.at(last.commit, self._find.after(first, last))
-            return unified(self._store, first.commit, last.commit, ignored=ignored)
-
-    @property
-    def newest(self) -> str:
-        """The newest commit of the history, somebody else's included: what `since` compares with."""
-        with self._looking_alone():
-            return self._tip()
-
-    def changes_since(self, commit: str, *, without: Collection[str] = ()) -> Sequence[Change]:
-        """What the history has changed since a commit, ``without`` these paths."""
-        with self._looking_alone():
-            changes = self._store.states.changes(commit, self._tip())
-            return [change for change in changes if change.path not in without]
-
-    def own_since(
-        self,
-        commit: str,
-        sessions: Collection[str],
-        *,
-        without: Collection[str] = (),
-        ignored: IgnoredPaths | None = None,
-    ) -> OwnChanges:
-        """The changes of some sessions' steps since a commit, and the patch for them, ``without`` these paths.
-
-        Files that only others have changed meanwhile are not among it. Those of ``ignored`` paths are apart.
-
-        Raises:
-            LookupError: the history does not go back to that commit.
-        """
-        with self._looking_alone():
-            records: list[CommitRecord] = []
-            for record in self._store.commits():
-                records.append(record)
-                if record.commit == commit:
-                    break
-            else:
-                raise LookupError(f"the history does not go back to {commit}")
-            return own_changes(self._store, records[::-1], sessions, without=without, ignored=ignored)
-
-    def unclear_since(self, commit: str) -> Mapping[str, str]:
-        """The paths of which that patch cannot say what became of them, with the reasons."""
-        with self._looking_alone():
-            return self._store.states.unclear(commit, self._tip())
 
     # Changing.
 
@@ -556,15 +355,66 @@ class Workspace:
         plan.sort()
         return tuple(writer.notes)
 
+    @contextmanager
     def transaction(
-        self, tag: str, *, session: Session | None = None, opaque: bool = False
-    ) -> AbstractContextManager[Transaction]:
-        """Make the changes of a ``with`` block one step, or none if it raises. ``tag`` is the tool that the step names.
+        self, tag: str, *, policies: Sequence[Policy] = (), session: Session | None = None, opaque: bool | None = None
+    ) -> Generator[WorkspaceTransaction]:
+        """Make what changes during a ``with`` block one step, or none if it raises.
 
-        ``session`` takes part too, and the step bears its id. ``opaque`` is for a block that runs programs, or calls a
-        tool that does. Raises what `tool_transaction` does.
+        ``tag`` is the tool that the step names. The block gets an object with `rollback`, and afterwards the `step` and
+        the `receipt`. ``policies`` are asked about the changes at the end. ``session`` takes part too, and the step
+        bears its id. An ``opaque`` block may run programs, here or elsewhere: the tree is looked at before and after
+        it. So it is by default, unless a tool call that is not opaque is around it.
+
+        Raises:
+            CallDeniedError: a policy denied it, so all is rolled back.
+            ParticipantBusyError: another call did not end in time.
+            RestoreFailedError: the rollback could not be completed.
         """
-        return tool_transaction(session or Session(), Participants((self.filesystem,)), tag=tag, opaque=opaque)
+        call = new_transaction(self.filesystem, session or Session(), tag, policies=policies, opaque=opaque)
+        with call.running() as transaction:
+            yield transaction
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        timeout_seconds: float = 600.0,
+        shell: bool = False,
+        policies: Sequence[Policy] = (),
+        on_error: OnError = "rollback",
+        dry_run: bool = False,
+        leave_running: bool = False,
+        cancellation: Cancellation | None = None,
+    ) -> CommandResult:
+        """Run a command on this machine, as the user of this process: its changes are one step, or none.
+
+        ``command`` is a program and its arguments, or with ``shell`` a line of the shell. When this returns, all that
+        the command has started has ended, unless it is to ``leave_running`` what it started; what a service of the
+        machine (`systemd-run`, `at`) or another user runs for it goes on. A command that fails is rolled back, unless
+        ``on_error="keep"``; one that took longer than ``timeout_seconds`` is in any case. ``policies`` are asked about
+        the changes of one that is to be kept. ``dry_run`` rolls back always. ``cwd`` is a directory of the workspace.
+
+        Within a tool call, whose tool has to be opaque, it is part of that.
+
+        Raises:
+            CallDeniedError: a policy denied it before it ran.
+            CallCancelledError: it was cancelled, ended and rolled back.
+            ParticipantBusyError: another call did not end in time.
+            FileNotFoundError, NotADirectoryError: ``cwd`` is no directory of the workspace.
+            PermissionError: the workspace was opened read-only.
+            TransactionError: it is run in a tool call whose tool is not declared opaque.
+            ValueError, TypeError: the command cannot be asked for so.
+            RestoreFailedError: the rollback could not be completed.
+        """
+        request = command_request(
+            command, shell=shell, cwd=cwd, env=env or {}, stdin=stdin, timeout_seconds=timeout_seconds
+        )
+        rules = CommandRules(policies, on_error, dry_run)
+        return self._commands.run(request, rules, leave_running=leave_running, cancellation=cancellation)
 
     def checkpoint(self, name: str) -> NamedStep:
         """Give the newest step, with what others have changed since, a name: a point that `restore` and `diff` take
@@ -591,22 +441,17 @@ class Workspace:
         return self._history.look()
 
     @contextmanager
-    def _alone(self, tool: str) -> Generator[tuple[Transaction, StepHistory]]:
+    def _alone(self, tool: str) -> Generator[tuple[WorkspaceTransaction, StepHistory]]:
         """A transaction over the filesystem, with the tree as it is now in the history. In a tool call it is part of
         that, which then makes the step."""
         if self._history is None:
             raise PermissionError(f"{tool} changes the workspace, and this one was opened read-only")
-        with reporting_damage(self._store.folder, (KeyError,)), self.transaction(tool) as transaction:
+        with reporting_damage(self._store.folder, (KeyError,)), self.transaction(tool, opaque=False) as transaction:
             if self.filesystem.has_uncommitted:
                 raise TransactionError(f"{tool} is for a tool call of its own: this one has changed files before")
             self._look()
             yield transaction, self._history
 
-    def _tip(self) -> str:
-        tip = self._store.tip
-        assert tip is not None, "an opened workspace has a baseline"
-        return tip
-
-    def _made(self, transaction: Transaction, history: StepHistory) -> Step | None:
+    def _made(self, transaction: WorkspaceTransaction, history: StepHistory) -> Step | None:
         last = history.last
         return last if last is not None and last.call_id == transaction.call_id else None

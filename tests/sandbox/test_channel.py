@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence_sandbox.container import executor as protocol
-from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, CommandExit, ExecutorLostError, Listener
+from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, ExecutorLostError, Listener
+from ringfence_workspace.commands import CommandExit
 
 MUST_NOT = "the executor sent what it must not send"
 

@@ -23,7 +23,8 @@ from pathlib import Path
 import pytest
 
 from ringfence_sandbox.container import executor as protocol
-from ringfence_sandbox.container.channel import EXECUTOR, SOCKET_NAME, Channel, CommandExit, ExecutorLostError, Listener
+from ringfence_sandbox.container.channel import EXECUTOR, SOCKET_NAME, Channel, ExecutorLostError, Listener
+from ringfence_workspace.commands import CommandExit
 
 AS_ROOT = os.geteuid() == 0
 # One that another user may execute, as a container has it.

@@ -9,8 +9,9 @@ import subprocess
 import pytest
 
 from ringfence_sandbox import ShellEnvironment
-from ringfence_sandbox.container.commands import CommandRequest, KeptEnvironment
+from ringfence_sandbox.container.commands import KeptEnvironment
 from ringfence_sandbox.container.executor import REPORT
+from ringfence_workspace.commands import CommandRequest
 
 OWN = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "a.b": "x"}
 BEFORE = ShellEnvironment("", {"A": "1"})

@@ -15,7 +15,8 @@ from contextlib import closing, suppress
 
 import pytest
 
-from ringfence_sandbox.network.network import AllowedHosts, NetworkUse, as_address, is_routable, normalise_host
+from ringfence.receipts import NetworkUse
+from ringfence_sandbox.network.network import AllowedHosts, as_address, is_routable, normalise_host
 from ringfence_sandbox.network.proxy import MOST_CONNECTIONS, Proxy
 
 SECONDS = 20
@@ -616,6 +617,7 @@ def test_a_connection_that_waits_ends_with_the_command(server: Server, proxied: 
 # In a network of its own, where an address of the public internet is that of this machine.
 OWN_ADDRESS = """
 import os, socket, subprocess
+from ringfence.receipts import NetworkUse
 from ringfence_sandbox.network.network import AllowedHosts
 from ringfence_sandbox.network.proxy import Proxy
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)

@@ -53,7 +53,7 @@ def write_back(
     with Workspace.open(root, store=store, hide=hide) as workspace:
         disk = workspace.filesystem
         try:
-            with workspace.transaction("apply", session=session):
+            with workspace.transaction("apply", session=session, opaque=False):
                 if conflicts := sorted(_conflicts(disk, changes)):
                     raise WorkspaceConflictError(conflicts)
                 _write(disk, changes, _new_contents(filesystem, changes))

@@ -22,13 +22,13 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 from ringfence.errors import RingfenceError
 from ringfence_sandbox.container import executor as protocol
-from ringfence_sandbox.container.pipes import OnOutput, Pipes
+from ringfence_workspace.commands import CommandExit
+from ringfence_workspace.pipes import OnOutput, Pipes
 from ringfence_workspace.tree.kernel import FORKS
 
 EXECUTOR: Final = Path(protocol.__file__)
@@ -52,24 +52,6 @@ class ExecutorLostError(RingfenceError, RuntimeError):
     def __init__(self, message: str, *, ended: bool = False) -> None:
         super().__init__(message)
         self.ended = ended
-
-
-@dataclass(frozen=True, slots=True)
-class CommandExit:
-    """How a command ended. Every process that it started has ended with it.
-
-    ``exit_code`` is the main process's: 128 + N where signal N ended it, 124 after a timeout, 127 where there is no
-    such program, 126 where it could not be started for another reason; ``problem`` says which, and is empty where it
-    was started. ``killed_by_oom``: the out-of-memory killer took a process of the container, not always the main one.
-    ``leftovers``: about how many other processes had to be ended.
-    """
-
-    exit_code: int
-    timed_out: bool = False
-    killed_by_oom: bool = False
-    duration_seconds: float = 0.0
-    leftovers: int = 0
-    problem: str = ""
 
 
 class Listener:

@@ -1,4 +1,4 @@
-"""Commands as they are asked for: checked, watched while they run, and what they print and leave to the next one."""
+"""Commands in a container: watched while they run, and what they print and leave to the next one."""
 
 from __future__ import annotations
 
@@ -6,26 +6,21 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeAlias, cast
+from typing import Literal, Self, TypeAlias
 
 from ringfence.limits import Cancellation
 from ringfence.secrets import MaskedStream, Secrets
-from ringfence_sandbox.container.channel import CommandExit
 from ringfence_sandbox.container.executor import REPORT
 from ringfence_sandbox.container.isolation import WORKSPACE, SandboxLimits
+from ringfence_workspace.commands import CommandExit, CommandRequest, ShellEnvironment
 from ringfence_workspace.outputs import CommandOutput
 
 Printed: TypeAlias = Literal["stdout", "stderr"]
-LONGEST_ARGUMENT = 128 * 1024 - 1
-"""Bytes of one argument, or of one variable with its name: what Linux takes."""
-LONGEST_SECONDS = 24 * 3600.0
 LONGEST_REPORT = 64 * 1024
 """Bytes of a directory and all exported variables. A longer report is none."""
 UNKNOWN = "what it exported is not known, so that the next command begins as this one did"
-_SHELL = ("/bin/sh", "-c")
 _NOT_FOUND = 127
 _LOOK_SECONDS = 0.05
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -38,104 +33,6 @@ _REPORTING = (
     '{ command pwd -P && command printf "\\0" && command -p env -0 && command printf "\\0"; } '
     f"2>/dev/null >/proc/self/fd/{REPORT}' EXIT; "
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ShellEnvironment:
-    """What one shell hands on to the next: where it begins, and how its variables differ from the container's own.
-
-    A value, since no shell outlives its call: it can be kept, and rolled back.
-    """
-
-    cwd: str = ""
-    """A directory of the workspace, relative to its root."""
-    variables: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
-    """None is a variable of the container that is taken out."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommandRequest:
-    """``argv`` is what to run, ``environment`` what it begins with where that is kept from one command to the next."""
-
-    argv: tuple[str, ...]
-    cwd: str
-    env: Mapping[str, str]
-    stdin: bytes | None
-    timeout_seconds: float
-    environment: ShellEnvironment | None
-
-    @property
-    def text(self) -> str | None:
-        """What the shell is given; None where a program was asked for."""
-        return self.argv[2] if self.argv[:2] == _SHELL and len(self.argv) == 3 else None
-
-    @classmethod
-    def of(
-        cls,
-        command: object,
-        *,
-        cwd: object,
-        env: object,
-        stdin: object,
-        timeout_seconds: object,
-        environment: ShellEnvironment | None,
-    ) -> Self:
-        """
-        Raises:
-            TypeError, ValueError: it cannot be asked for so; says how.
-        """
-        words: Any = [*_SHELL, command] if isinstance(command, str) else command
-        if isinstance(words, bytes | bytearray) or not isinstance(words, Sequence):
-            raise TypeError(
-                f"the command is {_kind(command)}: give text for the shell, or a list of texts, a program and its "
-                "arguments"
-            )
-        what = "the command" if isinstance(command, str) else "argument {} of the command"
-        argv = tuple(_text(what.format(number), word) for number, word in enumerate(cast("Sequence[object]", words)))
-        if not argv or not argv[0] or (isinstance(command, str) and not command.strip()):
-            raise ValueError("the command is empty: give text for the shell, or a program and its arguments")
-        if not isinstance(cwd, str):
-            raise TypeError(f"cwd is a text, the path of a directory of the workspace, not {_kind(cwd)}")
-        if not isinstance(env, Mapping):
-            raise TypeError(f"env is a mapping of names to values, not {_kind(env)}")
-        if stdin is not None and not isinstance(stdin, str | bytes):
-            raise TypeError(f"stdin is a text or bytes, not {_kind(stdin)}")
-        variables = dict(_variable(name, value) for name, value in cast("Mapping[object, object]", env).items())
-        given = stdin.encode() if isinstance(stdin, str) else stdin
-        return cls(argv, cwd, variables, given, _seconds(timeout_seconds), environment)
-
-
-def _seconds(timeout: object) -> float:
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise TypeError(f"timeout_seconds is a number of seconds, not {_kind(timeout)}")
-    if not 0 < timeout <= LONGEST_SECONDS:  # nor `nan`
-        raise ValueError(f"timeout_seconds is above 0 and at most {LONGEST_SECONDS:g}, not {timeout}")
-    return float(timeout)
-
-
-def _variable(name: object, value: object) -> tuple[str, str]:
-    if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-        raise ValueError(f"{name!r} cannot be the name of a variable: it is a text without '=' and zero characters")
-    return name, _text(f"the variable {name}", value, besides=len(os.fsencode(name)) + 1)
-
-
-def _text(what: str, value: object, *, besides: int = 0) -> str:
-    if not isinstance(value, str):
-        said = f"{what} is a text, not {_kind(value)}"
-        said += "; decode it, with os.fsdecode if it is a path" if isinstance(value, bytes) else ""
-        raise TypeError(said + ("; write str(...)" if isinstance(value, int | float | os.PathLike) else ""))
-    if "\0" in value:
-        raise ValueError(f"{what} has a zero character, where a program would see its end: give it as stdin")
-    size = besides + len(os.fsencode(value))
-    if size > LONGEST_ARGUMENT:
-        raise ValueError(
-            f"{what} has {size:,} bytes, and Linux takes {LONGEST_ARGUMENT:,}: give it as stdin, or write it to a file"
-        )
-    return value
-
-
-def _kind(value: object) -> str:
-    return f"{value!r:.50} ({type(value).__name__})" if value is not None else "None"
 
 
 def explained(request: CommandRequest, ended: CommandExit) -> str:

@@ -20,7 +20,7 @@ from ringfence.failures import describe_error
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import directories_above
 from ringfence_sandbox.container.channel import EXECUTOR as EXECUTOR_SCRIPT
-from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, CommandExit, ExecutorLostError, Listener
+from ringfence_sandbox.container.channel import SOCKET_NAME, Channel, ExecutorLostError, Listener
 from ringfence_sandbox.container.connection import UNREADABLE, PodmanConnection
 from ringfence_sandbox.container.git_directories import NO_GIT, GitDirectories
 from ringfence_sandbox.container.isolation import (
@@ -41,6 +41,7 @@ from ringfence_sandbox.container.tree_mounts import cover, git_mounts, mounted_i
 from ringfence_sandbox.container.users import mapped_for_owner
 from ringfence_sandbox.network.network import AllowedHosts, Network, Resolve, allowed_hosts, resolve_name
 from ringfence_workspace.call_process import OWNER_LABEL, CallProcess, is_orphan, own_label
+from ringfence_workspace.commands import CommandExit
 from ringfence_workspace.tree.hidden_tree import MANY, Inode
 from ringfence_workspace.tree.places import podman_directory, write_once
 

@@ -162,9 +162,6 @@ def _rule(word: str) -> _AllowedHost:
     return _AllowedHost(name, host != word, port)
 
 
-_MOST_LINES = 10
-
-
 @dataclass(slots=True)
 class Traffic:
     """`HostTraffic` while it goes on."""
@@ -182,27 +179,6 @@ class Traffic:
         from ringfence.receipts import HostTraffic
 
         return HostTraffic(*astuple(self))
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkUse:
-    """What the processes of one command did in a network of allowed hosts."""
-
-    hosts: tuple[HostTraffic, ...] = ()
-    bypasses: int = 0
-    """How often one of them wanted to send something without the proxy. It had no network."""
-
-    def refusals(self) -> list[str]:
-        """Return a line for each host that there was no connection to, and one for programs without the proxy."""
-        refused = [f"{host.reason} ({host.refused} x)" for host in self.hosts if host.refused]
-        lines = [f"network refused: {reason}" for reason in refused[:_MOST_LINES]]
-        if len(refused) > _MOST_LINES:
-            lines.append(f"network refused: and {len(refused) - _MOST_LINES} more hosts")
-        if self.bypasses:
-            lines.append(
-                "network: a program did not use the proxy of HTTP_PROXY and HTTPS_PROXY; there is no other way out"
-            )
-        return lines
 
 
 def count_bypasses(pid: int) -> int:

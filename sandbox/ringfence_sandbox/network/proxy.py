@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
+from ringfence.receipts import NetworkUse
 from ringfence_sandbox.network.network import (
     AllowedHosts,
-    NetworkUse,
     Resolve,
     Traffic,
     as_address,

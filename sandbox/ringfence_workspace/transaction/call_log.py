@@ -186,6 +186,8 @@ class Replay:
                 self.kept = kept
             case {"process": [str(name), int(pid), int(ticks), str(boot)]}:
                 self.processes.append(CallProcess(name, pid, ticks, boot))
+            case {"process": [str(name), int(pid), int(ticks), str(boot), str(call_id)]}:
+                self.processes.append(CallProcess(name, pid, ticks, boot, call_id))
             case _:
                 return False
         return True

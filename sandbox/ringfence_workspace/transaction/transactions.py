@@ -190,7 +190,7 @@ class Transactions:
         outside of opaque calls."""
         if self._opaque is None or not self._opaque.any_open:
             raise TransactionError(f"{process.name} can only be noted while an opaque call runs")
-        self._opaque.contained = True
+        self._opaque.contained |= not process.call_id  # a command on this machine has its caller's rights
         self.undo.log.write({"process": process.to_json()})
         return self._opaque.stamp
 
