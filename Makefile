@@ -7,6 +7,10 @@ READY := .venv/.ready
 CORE := tests/runtime tests/prompt tests/filesystem tests/contracts/test_memory_filesystem.py
 BOUNDED := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
+# Images of containers often have Python keep no bytecode. Each worker would then rewrite the asserts of every test
+# anew, and each process that a test starts would compile what it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help run test test-core podman image prove bench check format lint imports types dead wheel fmt docs lock lowest clean
 
 help:

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -29,6 +30,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if "PYTEST_XDIST_WORKER" in os.environ:
     for name in ("PYTHONMALLOC", "GLIBC_TUNABLES"):
         os.environ.pop(name, None)
+
+# As in the Makefile: each process that a test starts would else compile what it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A spread of a long test begins elsewhere in each run; RINGFENCE_SEED=N repeats a run. Workers inherit it.
 os.environ.setdefault("RINGFENCE_SEED", str(int.from_bytes(os.urandom(3), "big")))
