@@ -18,6 +18,7 @@ import fsspec
 import pytest
 from agent_runs import CALL_OUTCOMES, EXIT_CODES, RunOutcome
 from pages import DOCS, PROJECT, Block, Page, page, pages
+from provider_server import ProviderServer
 
 from ringfence.filesystem import MAX_WRITE_LENGTH
 from ringfence.runtime import Session
@@ -72,12 +73,17 @@ def test_each_example_runs_by_itself(
     where: Page, example: Block, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)  # what an example writes is not left here
+    (tmp_path / "project").mkdir()
     assert re.match(r"(# \S+\.py\n)?(from|import) ", example.text), "an example begins with all its imports"
     # The entry point of an installed package, where the tests run without one.
     fsspec.register_implementation("ringfence", WorkspaceFileSystem, clobber=True)
     module = ModuleType("example")  # a real one: dataclasses look their module up
     monkeypatch.setitem(sys.modules, "example", module)
-    exec(compile("\n" * (example.line - 1) + example.text, where.path, "exec"), vars(module))
+    code = compile("\n" * (example.line - 1) + example.text, where.path, "exec")
+    with ProviderServer([{"text": "Done."}], repeat=True) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.openai_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "of-mine")
+        exec(code, vars(module))
 
 
 def without_what_differs(text: str) -> str:
