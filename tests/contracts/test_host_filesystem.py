@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import amount
 from kernels import OLD_KERNEL
 
 from ringfence.testing import FilesystemContract
@@ -11,6 +12,8 @@ from ringfence_sandbox import HostFilesystem
 
 
 class TestHostFilesystem(FilesystemContract):
+    depth = amount(prove=FilesystemContract.depth, test=1_050)  # more than Python's stack has, and each name is opened
+
     @pytest.fixture
     def fs(self, tmp_path: Path) -> Iterator[HostFilesystem]:
         (tmp_path / "root").mkdir()
