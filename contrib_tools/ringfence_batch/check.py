@@ -12,7 +12,6 @@ from ringfence.escapes import escape_path
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence_batch.sources import SourceError, check_source, local_source
 from ringfence_batch.task import BatchTask, TaskFileError
-from ringfence_sandbox import describe_stale_image
 from ringfence_tools.runs.model_specs import is_own_model, model_of
 from ringfence_tools.runs.policy_specs import is_code, is_own_policy, parse_specs, refuse_path_of_host
 from ringfence_tools.runs.spec_error import SpecError
@@ -49,6 +48,10 @@ def describe_unused_patterns(tasks: Sequence[BatchTask]) -> Sequence[str]:
 def describe_stale_images(tasks: Sequence[BatchTask]) -> Sequence[str]:
     """Return a line for each directory whose files have changed since the image was built that its tasks will use."""
     sources = {local_source(task): None for task in tasks if task.kind == "podman" and task.image is None}
+    if not sources:
+        return []
+    from ringfence_sandbox import describe_stale_image  # only here: it loads Podman's client
+
     found = (describe_stale_image(source) for source in sources if source is not None)
     return [line for line in found if line is not None]
 

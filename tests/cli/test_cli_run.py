@@ -671,6 +671,18 @@ def test_standard_error_that_is_full_changes_neither_exit_code_nor_json(tree: Pa
     assert (ended.returncode, json.loads(ended.stdout)["exit_code"]) == (2, 2)
 
 
+@pytest.mark.parametrize("workspace", ["memory", "disk"])
+def test_a_run_without_a_container_loads_nothing_of_podman(tree: Path, workspace: str) -> None:
+    program = (
+        "import atexit, sys\nfrom ringfence_cli.main import main\n"
+        "loaded = lambda: [name for name in sys.modules if name.startswith(('podman', 'requests', 'rich.progress'))]\n"
+        "atexit.register(lambda: print(loaded(), file=sys.stderr))\nmain()\n"
+    )
+    words = ["run", tree, "--task", "x", "--workspace", workspace, "--model", script(tree.parent, EDIT, DONE)]
+    ended = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.splitlines()[-1:]) == (0, ["[]"]), ended.stderr
+
+
 def test_with_closed_streams_nothing_is_said_into_other_files(tree: Path, tmp_path: Path) -> None:
     receipts = tmp_path / "receipts.jsonl"
     command = [*in_memory(tree), "--receipts", str(receipts), "--model", script(tree.parent, EDIT, DONE)]

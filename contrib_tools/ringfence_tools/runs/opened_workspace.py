@@ -13,7 +13,7 @@ from ringfence.errors import RestoreFailedError, WorkspaceLockedError
 from ringfence.failures import describe_error
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.limits import Cancellation
-from ringfence_sandbox import describe_stale_image, unfinished_calls
+from ringfence_sandbox import unfinished_calls
 from ringfence_tools.runs.command_errors import BusyError, NotStartedError
 from ringfence_tools.runs.outputs import ErrorStream, recording
 from ringfence_tools.runs.place import Place
@@ -82,6 +82,8 @@ def start_container(
         NotStartedError: it cannot be started.
         SandboxUnavailableError: commands cannot be run.
     """
+    from ringfence_sandbox import describe_stale_image  # only here: it loads Podman's client
+
     errors = ErrorStream()
     if not quiet and place.image is None and (stale := describe_stale_image(workspace.directory)) is not None:
         errors.say(f"ringfence: {stale}")
