@@ -14,11 +14,13 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_runs import AgentTask, MemoryWorkspace, Signals, apply_outcome, run_agent
+from effort import one_in
 
 from ringfence.adapters import ScriptedAdapter
 from ringfence_cli.main import execute
@@ -100,8 +102,7 @@ def many_calls() -> list[Mapping[str, Any]]:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("options", [(), ("--json",), ("--quiet",)])
+@pytest.mark.parametrize(("options", "number"), one_in(3, product([(), ("--json",), ("--quiet",)], SIGNALS)))
 def test_at_any_time_it_ends_with_130_and_keeps_what_was_committed(
     directory: Path, number: signal.Signals, options: tuple[str, ...]
 ) -> None:
@@ -275,10 +276,12 @@ def test_one_that_comes_between_the_task_and_its_application_keeps_it_from_being
     assert os.listdir(directory / "tree") == ["a.txt"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("calls", "options", "code"), [(100, ["--quiet"], 1), (1000, [], 130)])
+@pytest.mark.parametrize(
+    ("calls", "options", "code", "number"),
+    one_in(2, [(*case, one) for case in [(100, ["--quiet"], 1), (1000, [], 130)] for one in SIGNALS[:2]]),
+)
 def test_what_nobody_reads_does_not_keep_a_command_that_is_interrupted(
-    directory: Path, number: signal.Signals, calls: int, options: list[str], code: int
+    directory: Path, calls: int, options: list[str], code: int, number: signal.Signals
 ) -> None:
     writes = [call("write_file", file_path=f"{n}", content="x\n") for n in range(calls)]
     running = Running(directory, [{"tool_calls": writes}, {"text": "Done."}], *options, pipesize=8192)

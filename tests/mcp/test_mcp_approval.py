@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from effort import one_in
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
@@ -72,7 +73,7 @@ def text(result: CallToolResult | InputRequiredResult) -> str:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("era", one_in(2, ERAS))
 async def test_the_person_sees_the_real_diff_and_decides(root: Path, era: str) -> None:
     seen: list[ElicitRequestFormParams] = []
     answers = replying({"choice": "no", "comment": "use \x1b[2Jspaces"}, YES, {"choice": "always"}, seen=seen)
@@ -127,7 +128,7 @@ async def test_nobody_answers_in_time(root: Path, era: str) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("era", one_in(2, ERAS))
 async def test_another_call_is_answered_while_one_waits(root: Path, era: str) -> None:
     asked, done = anyio.Event(), anyio.Event()
 

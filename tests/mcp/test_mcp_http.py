@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 from command_line import ringfence_text
+from effort import one_in
 from mcp_servers import ERAS, HEADERS, HELLO, MODERN, TOKEN, HttpServer, http_server, many_files, message
 from served import is_loopback, open_served, parse_address
 
@@ -68,7 +69,7 @@ def test_a_malformed_message_is_refused_and_the_next_one_answered(guarded: HttpS
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("era", ["auto", "legacy"])
+@pytest.mark.parametrize("era", one_in(2, ["auto", "legacy"]))
 async def test_a_call_that_its_client_gives_up_leaves_all_or_nothing(root: Path, era: str) -> None:
     with serving(root) as server:
         for delay in (0.02, 0.1, 0.2):
@@ -178,7 +179,7 @@ def test_a_token_is_made_and_printed_if_none_is_given(root: Path) -> None:
         assert server.post(message("initialize", HELLO))[0] == 401
 
 
-@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("era", one_in(2, ERAS))
 def test_a_signal_in_the_middle_of_a_call_ends_the_server_and_rolls_it_back(root: Path, era: str) -> None:
     with process(root) as (server_process, server, said):
         assert TOKEN not in said
@@ -198,7 +199,7 @@ def test_a_signal_in_the_middle_of_a_call_ends_the_server_and_rolls_it_back(root
         assert len(list(root.glob("m/*"))) == (900 if workspace.steps() else 0)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.003])
+@pytest.mark.parametrize("delay", one_in(2, [0.0, 0.003]))
 def test_a_signal_that_comes_before_the_server_runs_ends_it(root: Path, delay: float) -> None:
     with process(root) as (server_process, _, _):
         time.sleep(delay)

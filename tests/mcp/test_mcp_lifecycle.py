@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from agent_runs import owner_file
 from command_line import ringfence_text
+from effort import one_in
 from mcp_servers import HELLO, LineClient
 from served import open_served
 
@@ -284,11 +285,14 @@ def unusable_store(root: Path) -> Generator[None]:
 
 @pytest.mark.parametrize(
     ("broken", "reason"),
-    [
-        (broken_policies, "no_such_policy"),
-        (no_directory, "there is no directory"),
-        (unusable_store, "the store cannot be there"),
-    ],
+    one_in(
+        2,
+        [
+            (broken_policies, "no_such_policy"),
+            (no_directory, "there is no directory"),
+            (unusable_store, "the store cannot be there"),
+        ],
+    ),
 )
 def test_what_keeps_the_workspace_from_opening_is_in_each_answer_until_it_is_mended(
     root: Path, serve: Callable[..., Server], broken: Any, reason: str
@@ -330,13 +334,16 @@ section = Raising(title="Own", key="own", template="Text.")
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [
-        (["--section", "own.py:section"], "/run/database.sock: Connection refused"),
-        (["--section", "none.py:section"], "none.py"),
-        (["--policy", "nonsense"], "nonsense"),
-        (["--policy", "tests:no_such_tool:*"], "no_such_tool"),
-        (["--receipts", "."], "cannot be written"),
-    ],
+    one_in(
+        2,
+        [
+            (["--section", "own.py:section"], "/run/database.sock: Connection refused"),
+            (["--section", "none.py:section"], "none.py"),
+            (["--policy", "nonsense"], "nonsense"),
+            (["--policy", "tests:no_such_tool:*"], "no_such_tool"),
+            (["--receipts", "."], "cannot be written"),
+        ],
+    ),
 )
 def test_an_option_that_cannot_be_used_is_in_each_answer_and_ends_the_server_of_a_person(
     root: Path, serve: Callable[..., Server], options: list[str], reason: str

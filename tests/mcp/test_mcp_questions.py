@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import httpx2
 import pytest
 from anyio.abc import TaskStatus
 from asking_server import CHOICES, asking_server
+from effort import one_in
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
@@ -63,8 +65,7 @@ async def said(client: Client) -> str:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("era", ERAS)
-@pytest.mark.parametrize("transport", ["stdio", "http"])
+@pytest.mark.parametrize(("transport", "era"), one_in(2, product(["stdio", "http"], ERAS)))
 async def test_a_client_that_shows_forms_is_asked(transport: str, era: str) -> None:
     seen: list[ElicitRequestFormParams] = []
 
@@ -81,8 +82,7 @@ async def test_a_client_that_shows_forms_is_asked(transport: str, era: str) -> N
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("era", ERAS)
-@pytest.mark.parametrize("transport", ["stdio", "http"])
+@pytest.mark.parametrize(("transport", "era"), one_in(2, product(["stdio", "http"], ERAS)))
 async def test_a_client_without_forms_is_not_asked(transport: str, era: str) -> None:
     async with connected(transport, era) as client:
         assert await said(client) == "cannot ask"
