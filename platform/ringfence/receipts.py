@@ -126,6 +126,7 @@ class Receipt:
     """The tag `client` of the session. An MCP server has the name of its client there."""
     parent_call: str = ""
     """The id of the call around this one, if there was one."""
+
     @property
     def diff_bytes(self) -> tuple[int, int]:
         """The sizes of the changed files before and after, added up."""
