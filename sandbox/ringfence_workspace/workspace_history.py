@@ -87,13 +87,13 @@ class WorkspaceHistory:
     def aborted(self) -> Sequence[LogEntry]:
         """What rollbacks took away, newest first; ``number`` is that of `aborted_step`."""
         with self._looking_alone():
-            found = [(number, self._store.commit(commit)) for number, commit in self._store.aborted().items()]
+            found = [(number, self._store.commit(commit)) for number, commit in self._store.aborted.commits().items()]
             return [replace(log_entry(self._store, record, ()), number=number) for number, record in reversed(found)]
 
     def aborted_step(self, number: int, *, with_ignored: bool = True) -> ShownStep:
         """What a call had changed before it was rolled back. LookupError where none of that number is kept."""
         with self._looking_alone():
-            kept = self._store.aborted()
+            kept = self._store.aborted.commits()
             if number not in kept:
                 there = f"there are {', '.join(map(str, kept))}" if kept else "there are none"
                 raise LookupError(f"no rolled-back call is kept as number {number}: {there}")

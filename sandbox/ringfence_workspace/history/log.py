@@ -84,7 +84,9 @@ class Log:
         """Whether a call has begun to change files, so that what is here is needed."""
         self.pending_bytes = 0
         """Of the objects that are not written yet."""
-        self._pending: list[tuple[bytes, bytes]] = []
+        self._pending: dict[bytes, bytes] = {}
+        """Objects that are not written yet, with their headers."""
+        self.writable: Final = writable
         self._power = power
         self._folder = folder
         self._end: int = 0
@@ -212,8 +214,8 @@ class Log:
     def entry(self, oid: bytes) -> bytes:
         """The pack entry of an object that the log has."""
         offset, length, _ = self.objects[oid]
-        if offset + length > self._end:
-            self.append()
+        if oid in self._pending:
+            return self._pending[oid][-length:]
         return os.pread(self._file, length, offset)
 
     def each(self, visit: Callable[[bytes, bytes], None]) -> None:
@@ -238,7 +240,7 @@ class Log:
         """Add an object, as a pack holds it. It can be read at once, and is in the file with the next record."""
         at = self.size
         text = b"%b%c" % (oid, depth)
-        self._pending.append((oid, self._encoded(at, _OBJECT, text, entry)))
+        self._pending[oid] = self._encoded(at, _OBJECT, text, entry)
         self.objects[oid] = at + _HEAD.size + len(text), len(entry), depth
         self.pending_bytes += _HEAD.size + len(text) + len(entry)
 
@@ -252,7 +254,7 @@ class Log:
         Raises:
             OSError: it could not be written (no space). Nothing of it is in the log, nor what was added.
         """
-        parts = [encoded for _, encoded in self._pending]
+        parts = [*self._pending.values()]
         end = self.size
         for values in records:
             parts.append(self._encoded(end, _RECORD, _json(values).encode(), blob if values is records[-1] else b""))
@@ -291,7 +293,7 @@ class Log:
 
     def abandon(self) -> None:
         """Forget the objects that are not written yet."""
-        for oid, _ in self._pending:
+        for oid in self._pending:
             del self.objects[oid]
         self._pending.clear()
         self.pending_bytes = 0

@@ -155,7 +155,7 @@ class HistoryObjects:
                 self.log.add(oid, pack_entry(type_number, change, base.oid), depth)
                 return
         self.log.add(oid, pack_entry(type_number, raw), 0)
-        if self.log.pending_bytes > _FLUSH_BYTES:
+        if self.log.writable and self.log.pending_bytes > _FLUSH_BYTES:
             self.log.append()
 
     # Packs.

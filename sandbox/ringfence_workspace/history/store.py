@@ -21,6 +21,7 @@ from dulwich.objects import Commit
 
 from ringfence.errors import TransactionError, format_error
 from ringfence.participants import Step
+from ringfence_workspace.history.aborted import AbortedCalls
 from ringfence_workspace.history.commits import (
     CommitInfo,
     CommitLinks,
@@ -48,8 +49,6 @@ FOLDER = "history"
 """In the directory of a workspace's store."""
 MAIN = b"refs/heads/main"
 _KEPT = b"refs/ringfence/"
-ABORTED = "aborted/"
-"""Of names of kept commits: what rollbacks took away, by number."""
 _AUTHOR = b"ringfence <ringfence@localhost>"
 SEAL_BYTES = 32 << 20
 """A log of this size becomes a pack."""
@@ -92,6 +91,7 @@ class Store:
         self._number: int | None = None
         self._records: dict[str, CommitRecord] = {}
         self._seal_at = SEAL_BYTES
+        self.aborted = AbortedCalls(self, objects.log.records)
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, writable: bool = True, power: bool = False) -> Store:
@@ -300,16 +300,14 @@ class Store:
         self._record_ref(_kept_ref(name), None)
 
     def _record_ref(self, ref: bytes, oid: bytes | None) -> None:
-        self.objects.log.append({"ref": ref.decode(), "oid": None if oid is None else oid.hex()})
+        if self._writable:  # what who only looks makes of an aborted call is in memory
+            self.objects.log.append({"ref": ref.decode(), "oid": None if oid is None else oid.hex()})
         self._set_ref(ref, oid)
 
-    def aborted(self) -> dict[int, str]:
-        """The commits that have what rollbacks took away, by number, oldest first."""
-        found = {name.removeprefix(ABORTED): commit for name, commit in self.kept().items() if name.startswith(ABORTED)}
-        return {number: found[str(number)] for number in sorted(int(name) for name in found if name.isdigit())}
-
-    def kept(self) -> dict[str, str]:
-        """The commits that are kept, by name."""
+    def kept(self, *, all_made: bool = True) -> dict[str, str]:
+        """The commits that are kept, by name; with ``all_made`` those of all aborted calls."""
+        if all_made:
+            self.aborted.make_commits()
         return {name[len(_KEPT) :].decode(): commit for name, commit in self._refs.items() if name.startswith(_KEPT)}
 
     def seal(self) -> None:
@@ -324,6 +322,7 @@ class Store:
             raise TransactionError("the history cannot be packed while a call changes files")
         if self.tip is None and self.objects.log.objects:
             return
+        self.aborted.make_commits()
         self.objects.seal(before_deleting=lambda: write_refs(self.folder, self._refs))
 
     # Reading.
@@ -427,9 +426,9 @@ class Store:
         """
         if keep_steps < 0:
             raise ValueError(f"keep_steps is the number of steps to keep, so it cannot be {keep_steps}")
-        commits = {*self._refs.values()}
         # An aborted call is shown as what differs from the state that it was made from.
-        made_from = (self.commit(commit).parent for commit in self.aborted().values())
+        made_from = [self.commit(commit).parent for commit in self.aborted.commits().values()]
+        commits = {*self._refs.values()}
         commits.update(parent for parent in made_from if parent is not None)
         steps, numbered = 0, False
         for record in self.commits():

@@ -11,12 +11,11 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from ringfence.participants import Change, FileVersion
 from ringfence_workspace.history.commits import CommitInfo, PreparedStep
 from ringfence_workspace.history.entries import Entry, Meta, is_directory
-from ringfence_workspace.history.store import ABORTED, Store
+from ringfence_workspace.history.store import Store
 from ringfence_workspace.transaction.changes import STAMP, TypedChanges
 from ringfence_workspace.transaction.hold import HoldDirectory
 from ringfence_workspace.transaction.restore import RestoreReport
@@ -25,7 +24,6 @@ from ringfence_workspace.tree.confined import Confined
 
 logger = logging.getLogger(__name__)
 
-MOST_ABORTED = 50
 KEPT_BYTES = 8 << 20
 """Of one typed call, which waits for it; beyond it only names and hashes are kept."""
 _COPIES = "kept"
@@ -79,12 +77,9 @@ class RollbackKeeper:
     ) -> Aborted:
         """Keep these states as the newest aborted call, and drop the oldest one; they differ from the newest commit,
         or from ``after``. OSError."""
-        store, there = self._store, [*self._store.aborted()]
-        commit, name = store.prepare(states, info, after=after).commit, f"{ABORTED}{max(there, default=0) + 1}"
-        store.keep(name, commit)
-        for old in there[: 1 - MOST_ABORTED]:
-            store.unkeep(f"{ABORTED}{old}")
-        store.objects.log.flush()
+        commit = self._store.prepare(states, info, after=after).commit
+        name = self._store.aborted.keep(commit)
+        self._store.objects.log.flush()
         return Aborted(commit, name)
 
     def kept_as(self, commit: str) -> Aborted:
@@ -97,12 +92,10 @@ class RollbackKeeper:
         notes: list[str] = []
         with noting_failure(notes):
             store = self._store
-            newest = next(reversed(store.aborted().values()), None)
-            if store.tip is None or (newest and store.commit(newest).message.info.begun == call.begun):
-                return notes
-            states = dict(_StatesOfCall(store, store.tip, self._files, changed, hides, notes).each())
-            if states:
-                self.keep(states, CommitInfo("aborted", datetime.now(UTC), call.tool, call.call_id, begun=call.begun))
+            if store.tip is not None and not store.aborted.knows(call.begun):
+                left = _LeftStates(store, store.tip, self._files, changed, hides, notes)
+                states = dict(left.each())
+                store.aborted.write_down(states, left.contents, tool=call.tool, call_id=call.call_id, begun=call.begun)
         return notes
 
     # -- what is left aside
@@ -134,8 +127,8 @@ class RollbackKeeper:
             logger.exception("what a program wrote into a file that a call had replaced is lost")
 
 
-class _StatesOfCall:
-    """What a typed call left at each path that differs from the newest commit; ``notes`` get what is too much."""
+class _LeftStates:
+    """What a typed call left at each path that it changed; ``notes`` get what is too much to be kept."""
 
     def __init__(
         self,
@@ -146,8 +139,9 @@ class _StatesOfCall:
         hides: Callable[[str], bool],
         notes: list[str],
     ) -> None:
+        self.contents: dict[str, bytes] = {}
+        """The bytes of what has no object id."""
         self._notes = notes
-        self._store = store
         self._states = store.states
         self._tip = tip
         self._files = files
@@ -157,18 +151,16 @@ class _StatesOfCall:
         self._room = KEPT_BYTES
 
     def each(self) -> Iterator[tuple[str, Entry | None]]:
-        known = self._states.entry
         there: set[str] = set()
         for change in self._changed.changes:
-            before = known(self._tip, change.path)
             if change.after is None:
-                if before is not None:
-                    yield change.path, None
-            elif (state := self._state(change, change.after)) is not None and not state.same_content(before):
+                yield change.path, None
+            elif (state := self._state(change, change.after)) is not None:
                 there.add(change.path)
                 yield change.path, state
         for path in all_above(there):  # directories that somebody else made since
-            found = None if path in there or is_directory(known(self._tip, path)) else self._files.look(path)
+            is_known = path in there or is_directory(self._states.entry(self._tip, path))
+            found = None if is_known else self._files.look(path)
             if found is not None:
                 yield path, Entry("directory", Meta.of(found))
 
@@ -179,7 +171,8 @@ class _StatesOfCall:
         if after.kind == "directory":
             return Entry("directory", Meta.of(found))
         if after.kind == "symlink":
-            return Entry("symlink", Meta.of(found), self._store.add_blob(os.fsencode(after.target or "")))
+            self.contents[change.path] = os.fsencode(after.target or "")
+            return Entry("symlink", Meta.of(found))
         source = self._moved.get(after.content_hash) if after.content_hash is not None else None
         old = self._states.entry(self._tip, source) if source is not None else None
         if (
@@ -192,7 +185,8 @@ class _StatesOfCall:
         if after.content_hash is None:  # a socket, a pipe or a device
             return None
         self._room -= after.size
-        return Entry("file", Meta.of(found), self._store.add_blob(self._changed.after(change.path)))
+        self.contents[change.path] = self._changed.after(change.path)
+        return Entry("file", Meta.of(found))
 
 
 def _describe(version: FileVersion) -> str:
