@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
-from ringfence_workspace.history.commits import CommitInfo, PreparedStep
+from ringfence_workspace.history.commits import CommitInfo, CommitRecord, PreparedStep
 from ringfence_workspace.history.entries import Entry, Kind, Meta
 from ringfence_workspace.history.log import LogRecord
+from ringfence_workspace.history.objects import HistoryObjects
+from ringfence_workspace.history.states import CommitStates
 from ringfence_workspace.tree.state import Json
-
-if TYPE_CHECKING:
-    from ringfence_workspace.history.store import Store
 
 _PREFIX = "aborted/"
 """Before the numbers of aborted calls among all names that a store keeps."""
@@ -25,10 +24,34 @@ MOST_ABORTED = 50
 """Older ones are dropped."""
 
 
+class KeptCommits(Protocol):
+    """Of a store, what keeps commits; see `Store`."""
+
+    objects: HistoryObjects
+    states: CommitStates
+
+    @property
+    def tip(self) -> str | None: ...
+
+    def add_blob(self, content: bytes) -> str: ...
+
+    def prepare(
+        self, changes: Mapping[str, Entry | None], info: CommitInfo, *, after: PreparedStep | None = None
+    ) -> PreparedStep: ...
+
+    def commit(self, commit: str) -> CommitRecord: ...
+
+    def kept(self, *, all_made: bool = True) -> dict[str, str]: ...
+
+    def keep(self, name: str, commit: str) -> None: ...
+
+    def unkeep(self, name: str) -> None: ...
+
+
 class AbortedCalls:
     """Of one store."""
 
-    def __init__(self, store: Store, records: Sequence[LogRecord]) -> None:
+    def __init__(self, store: KeptCommits, records: Sequence[LogRecord]) -> None:
         """``records`` are those of its log, as it was opened."""
         self._store = store
         self._newest = max(self._kept(), default=0)
