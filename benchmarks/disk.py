@@ -43,8 +43,8 @@ GIT = "git"
 KERNEL = "the bare system calls"
 GROWTH_BYTES = 4.5 * 1024
 NEEDLE = "a text that is in no file"
-COMMIT_TARGETS = {0: 1_000, 1: 25, 10: 12, 100: 5, 1_000: 4}
-ROLLBACK_TARGETS = {1: 200, 10: 100, 100: 8, 1_000: 5}
+COMMIT_TARGETS = {0: 1_000, 1: 20, 10: 8, 100: 3, 1_000: 0.8}
+ROLLBACK_TARGETS = {1: 1, 10: 1, 100: 1}
 TARGETS_ARE_FOR = "10,000 files"
 
 
@@ -221,28 +221,35 @@ class Places:
 
 
 def calls_beside(area: str, places: Places, tree: Tree) -> Iterator[Row]:
-    """Commits and rollbacks of calls of all sizes, beside the peer and git."""
+    """Commits and rollbacks of calls of all sizes, beside each other, the peer and git."""
     ours = Ours(*places.copy())
     others: list[tuple[str, Any]] = [(GIT, Git(*places.copy()))]
     if peer.installed():
         others.insert(0, (peer.NAME, Peer(*places.copy())))
     bare = Bare(*places.copy())
     turns = count()
-    cases = [(number, False, target) for number, target in COMMIT_TARGETS.items()]
-    cases += [(number, True, target) for number, target in ROLLBACK_TARGETS.items()]
-    for number, fails, target in cases:
+    is_target = tree.name == TARGETS_ARE_FOR
+    for number in COMMIT_TARGETS:
         some = tree.paths[:: max(1, len(tree.paths) // number)][:number] if number else []
 
-        def side(one: Any, some: list[str] = some, fails: bool = fails) -> Side:
+        def side(one: Any, fails: bool, some: list[str] = some) -> Side:
             return timed(lambda: one.call(some, f"# turn {next(turns)}\n" * 60, fails=fails))
 
-        took, floor, *theirs = alternated(side(ours), side(bare), *(side(other) for _, other in others), seconds=3)
-        what = f"call that changes {len(some):,}, {'rolled back' if fails else 'committed'}"
+        kinds = [(False, COMMIT_TARGETS), (True, ROLLBACK_TARGETS)] if some else [(False, COMMIT_TARGETS)]
+        sides = [side(one, fails) for fails, _ in kinds for one in (ours, bare, *(other for _, other in others))]
+        spreads = iter(alternated(*sides, seconds=3 * len(kinds)))
+        own: list[Spread] = []
+        for fails, targets in kinds:
+            took, floor = next(spreads), next(spreads)
+            own.append(took)
+            what = f"call that changes {len(some):,}, {'rolled back' if fails else 'committed'}"
+            if some:
+                yield flat(area, what, KERNEL, (took, floor), at_most=None)
+            for beside, _ in others:
+                at_least = targets.get(number) if is_target and beside == GIT else None
+                yield less(area, what, beside, (took, next(spreads)), at_least=at_least)
         if some:
-            yield flat(area, what, KERNEL, (took, floor), at_most=None)
-        for (beside, _), spread in zip(others, theirs, strict=True):
-            at_least = target if tree.name == TARGETS_ARE_FOR else None
-            yield less(area, what, beside, (took, spread), at_least=at_least)
+            yield flat(area, f"call that changes {len(some):,}, rolled back", "committed", own[::-1], at_most=1)
     for one in (ours, bare, *(other for _, other in others)):
         one.close()
 
