@@ -156,7 +156,7 @@ class Opened:
         """Raises ValueError once it is closed, and in a process that was forked off."""
         if self._closed:
             raise ValueError(f"the workspace {self.root} is closed")
-        if self.is_forked:
+        if self._lock is not None and self._lock.forked:
             raise ValueError(f"the workspace {self.root} belongs to the process that this one was forked from")
 
     def check_there(self) -> None:

@@ -129,11 +129,7 @@ class Transaction(CallInfo):
             if self.sealed:
                 raise CallEndedError(f"the handler of {self!r} is not running: it makes no calls")
             self._children.add(child)
-            return self._held.values()
-
-    @property
-    def _held(self) -> Mapping[CallLock, Transactional]:
-        return self._participants.by_lock
+            return self._participants.by_lock.values()
 
     def save(self, participant: Transactional) -> Mark:
         """Take a participant's savepoint before `begin` does."""
@@ -147,7 +143,7 @@ class Transaction(CallInfo):
 
     def begin(self) -> None:
         """Take the savepoints that are missing; from here on changes go through."""
-        for lock, participant in self._held.items():
+        for lock, participant in self._participants.by_lock.items():
             if lock not in self._marks:
                 self.save(participant)
         self.reads.clear()
@@ -165,15 +161,15 @@ class Transaction(CallInfo):
         with lock.mutex:
             if self._is_superseded:
                 raise self._superseded_error()
-            return self._held[lock].contents(self._marks[lock])
+            return self._participants.by_lock[lock].contents(self._marks[lock])
 
     def join(self, participant: Transactional) -> None:
         lock = participant.lock
         with lock.mutex:
             with _guard:
-                if lock in self._held and (lock.holder is None or not lock.holder.within(self)):
+                if lock in self._participants.by_lock and (lock.holder is None or not lock.holder.within(self)):
                     raise CallEndedError(f"{self!r} has ended: {lock.name} can no longer be changed through it")
-                if lock in self._held:
+                if lock in self._participants.by_lock:
                     return
             if self.parent is not None:
                 self.parent.join(participant)
@@ -185,7 +181,7 @@ class Transaction(CallInfo):
                 mark = participant.begin(self) if has_begun else None
                 with _guard:
                     self._refuse_late(participant)
-                    self._participants = SortedParticipants({**self._held, lock: participant})
+                    self._participants = SortedParticipants({**self._participants.by_lock, lock: participant})
                     if has_begun:
                         self._marks[lock] = mark
             except BaseException:
@@ -215,7 +211,7 @@ class Transaction(CallInfo):
             with lock.mutex:
                 if self._is_superseded:  # what changed since this savepoint may be of another call
                     break
-                changes = self._held[lock].changes(self._marks[lock])
+                changes = self._participants.by_lock[lock].changes(self._marks[lock])
             if changes:
                 self.changes[lock] = changes
         if self._is_superseded:
@@ -229,7 +225,7 @@ class Transaction(CallInfo):
 
     def tracks_external_writes(self) -> bool:
         """Whether a participant scans for the changes of programs."""
-        return any(one.tracks_external_writes for one in self._held.values())
+        return any(one.tracks_external_writes for one in self._participants.by_lock.values())
 
     def reads_by_path(self) -> dict[str, str]:
         """The sha256 of what was read. Paths of several filesystems are prefixed with the filesystem's name."""
@@ -265,7 +261,7 @@ class Transaction(CallInfo):
         if self._is_superseded:
             raise self._superseded_error()
         if len(self.changes) > 1:
-            durable = [lock.name for lock in self.changes if self._held[lock].durable]
+            durable = [lock.name for lock in self.changes if self._participants.by_lock[lock].durable]
             if len(durable) > 1:
                 raise TransactionError(f"one call can change one workspace on disk, not several: {', '.join(durable)}")
         step = None
@@ -273,7 +269,7 @@ class Transaction(CallInfo):
             with lock.mutex:  # so that no outer call rolls back meanwhile, to before this savepoint
                 if self._is_superseded:
                     raise self._superseded_error()
-                step = self._held[lock].commit(self._marks[lock], receipt) or step
+                step = self._participants.by_lock[lock].commit(self._marks[lock], receipt) or step
         with _guard:
             self._marks = {}
             self._enter(CallState.COMMITTED)
@@ -305,13 +301,13 @@ class Transaction(CallInfo):
                 with lock.mutex:
                     if self._is_superseded:  # meanwhile: the present state may be of another call
                         break
-                    report = self._held[lock].rollback(mark)
+                    report = self._participants.by_lock[lock].rollback(mark)
                 conflicts += report.conflicts
                 notes += report.notes
                 lock.block_until_recovered(None)
             except BaseException as error:  # whatever it is, the others must still roll back
                 failures.append((lock.name, error))
-                lock.block_until_recovered(_recovery(self._held[lock], mark))
+                lock.block_until_recovered(_recovery(self._participants.by_lock[lock], mark))
         if not failures:
             if conflicts or notes:
                 self.report = RollbackReport(tuple(conflicts), tuple(notes))
@@ -333,7 +329,7 @@ class Transaction(CallInfo):
             return ()
         with _guard:
             receipts, self._inner_receipts = [*self._inner_receipts, *own], []
-            if not self._is_superseded:
+            if self.state is not CallState.SUPERSEDED:
                 outer._inner_receipts += receipts
                 self._account_to(outer, governed=bool(own) or self.opaque)
                 return ()
@@ -384,7 +380,7 @@ class Transaction(CallInfo):
     def release(self) -> None:
         """Release every participant, to the outer call if there is one."""
         self._enter(CallState.ROLLED_BACK)  # if it has not ended: from here on nothing joins
-        for lock in self._held:
+        for lock in self._participants.by_lock:
             lock.release(self, self.parent)
         if isinstance(self.parent, Transaction):
             with _guard:

@@ -21,8 +21,7 @@ _BACKSLASH, _NEWLINE = b"\\\n"
 """As numbers: to ask whether bytes are in bytes takes ten times as long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Meta:
+class Meta(NamedTuple):
     """What git does not keep of a path.
 
     ``mode`` has the permission bits (up to 0o7777). Paths with the same ``link`` number, if it is not 0, are names of
@@ -40,8 +39,7 @@ class Meta:
         return cls(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, found.st_mtime_ns, link)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One path of a step; ``oid`` is the git object id of a file's bytes, or of a symlink's target, in hex."""
 
     kind: Kind

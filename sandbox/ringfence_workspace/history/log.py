@@ -238,7 +238,7 @@ class Log:
 
     def add(self, oid: bytes, entry: bytes, depth: int) -> None:
         """Add an object, as a pack holds it. It can be read at once, and is in the file with the next record."""
-        at = self.size
+        at = self._end + self.pending_bytes
         text = b"%b%c" % (oid, depth)
         self._pending[oid] = self._encoded(at, _OBJECT, text, entry)
         self.objects[oid] = at + _HEAD.size + len(text), len(entry), depth
@@ -255,7 +255,7 @@ class Log:
             OSError: it could not be written (no space). Nothing of it is in the log, nor what was added.
         """
         parts = [*self._pending.values()]
-        end = self.size
+        end = self._end + self.pending_bytes
         for values in records:
             parts.append(self._encoded(end, _RECORD, _json(values).encode(), blob if values is records[-1] else b""))
             end += len(parts[-1])

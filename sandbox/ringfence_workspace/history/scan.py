@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ringfence_workspace.history.entries import Entry, Meta, link_number
@@ -391,7 +391,7 @@ class Scanner:
             if old is None or not (old.meta.link and new.meta.link) or old.meta.link == new.meta.link:
                 continue
             alone = len(became[old.meta.link]) == 1 and len(came[new.meta.link]) == 1
-            if alone and old == replace(new, meta=replace(new.meta, link=old.meta.link)):
+            if alone and old == new._replace(meta=new.meta._replace(link=old.meta.link)):
                 del self._found.changes[path]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
 from ringfence.filesystem.paths import MAX_PATH_BYTES, directories_above, is_dotgit
@@ -397,7 +397,7 @@ class _Undo:
         if oid is None and now.kind != "directory":
             return None
         times = before if oid == before.oid and oid != now.oid else now
-        return replace(now, oid=oid, meta=replace(now.meta, mode=mode, mtime_ns=times.meta.mtime_ns))
+        return now._replace(oid=oid, meta=now.meta._replace(mode=mode, mtime_ns=times.meta.mtime_ns))
 
     def _merged(self, before: Entry, after: Entry, now: Entry) -> str | None:
         content = merged(*(self._content(entry) for entry in (after, now, before)))

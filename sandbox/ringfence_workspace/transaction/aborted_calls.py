@@ -103,8 +103,10 @@ class RollbackKeeper:
     def keep_conflicts(self, holding: HoldDirectory, report: RestoreReport) -> list[str]:
         """Copy what conflicts keep from their paths, and what a program has written into a file that the call had
         displaced, to where it can be looked at; where that is, in words."""
-        late = {(path, place) for place, path in holding.written().items() if path in report.conflicts}
         notes: list[str] = []
+        if not report.conflicts:
+            return notes
+        late = {(path, place) for place, path in holding.written().items() if path in report.conflicts}
         for path, place in sorted(late.union(report.displaced.items())):
             before = report.displaced.get(path) == place
             what = f"what {path} was before the call" if before else f"what was saved as {path}"

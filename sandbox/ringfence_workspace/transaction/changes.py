@@ -112,7 +112,7 @@ class TypedChanges:
         self._read = read
         self._contents: dict[str, bytes] = {}
         self._room = _KEPT_IN_ALL
-        self._changes: list[Change] = []
+        self.changes: list[Change] = []
         self._made_again: list[str] = []
         self._after_hashes: dict[str, str | None] = {}
         with closing(Looks(files)) as self._tree, closing(Looks(files)) as self._displaced:
@@ -140,7 +140,7 @@ class TypedChanges:
         is_another = _is_another_file(before, found)
         is_unread = was is not None and was.kind == "file" and was.content_hash is None
         if was != now or (is_unread and is_another):
-            self._changes.append(Change(path, was, now))
+            self.changes.append(Change(path, was, now))
         elif is_another:
             self._made_again.append(path)
 
@@ -204,10 +204,6 @@ class TypedChanges:
         return digest.hexdigest()
 
     # -- for the history
-
-    @property
-    def changes(self) -> list[Change]:
-        return self._changes
 
     @property
     def made_again(self) -> Sequence[str]:

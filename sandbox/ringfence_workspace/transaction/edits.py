@@ -8,7 +8,6 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ from ringfence_workspace.tree.new_files import (
     sync_file,
     write_all,
 )
-from ringfence_workspace.tree.state import State
+from ringfence_workspace.tree.state import State, is_unchanged
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -143,7 +142,7 @@ class Edits:
                     self._replace(at, name, found.place, found.stat, b"", append=True, mode=mode)
                 return
             self._read_set.check(found.place, found.stat, read=False)
-            after = replace(State.of(found.stat, self._undo.written.hash_of(found.stat)), mode=mode)
+            after = State.of(found.stat, self._undo.written.hash_of(found.stat))._replace(mode=mode)
             self._undo.touch(found.place, found.stat, after)
             with self._files.parent(found.place) as (at, name):
                 if os.lstat(name, dir_fd=at).st_ino != found.stat.st_ino:
@@ -224,7 +223,7 @@ class Edits:
                 self._undo.touch(path, there, None, slot)
             with ChangedDirectory(self._undo.times, path) as (at, name):
                 self._undo.renames.rename(at, name, holding.descriptor, str(slot))
-                if not State.of(there).fits(holding.look(slot)) or (
+                if not is_unchanged(there, holding.look(slot)) or (
                     found.is_directory and states_inside(self._files, holding.place(slot)) != inside
                 ):
                     self._undo.renames.rename(holding.descriptor, str(slot), at, name)
@@ -295,7 +294,7 @@ class Edits:
     def _exchange(self, at: int, name: str, place: str, slot: int, found: os.stat_result) -> None:
         holding, renames = self._undo.holding, self._undo.renames
         renames.exchange(at, name, holding.descriptor, str(slot))
-        if not State.of(found).fits(holding.look(slot)):
+        if not is_unchanged(found, holding.look(slot)):
             renames.exchange(at, name, holding.descriptor, str(slot))
             raise stale(place)
         self._undo.displaced(place, found, holding.place(slot))
@@ -308,7 +307,7 @@ class Edits:
             descriptor = self._new_file(at, slot)
         try:
             write_all(descriptor, content)
-            made = self._finished(descriptor, hashlib.sha256(content).hexdigest(), content)
+            made = self._finished(descriptor, os.fstat(descriptor), hashlib.sha256(content).hexdigest(), content)
         finally:
             os.close(descriptor)
         self.put(place, slot, None, made)
@@ -350,24 +349,24 @@ class Edits:
             else:
                 sha256 = hashlib.sha256(content).hexdigest()
                 write_all(descriptor, content)
-            copy_metadata(descriptor, at, name, found, mode)
+            new = copy_metadata(descriptor, at, name, found, mode)
             if mode is not None:
                 os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))
-            made = self._finished(descriptor, sha256, None if append else content)
+                new = os.fstat(descriptor)
+            made = self._finished(descriptor, new, sha256, None if append else content)
         finally:
             os.close(descriptor)
         with _Renaming(place):
-            undo.touch(place, found, made, slot, at)
-            undo.times.before(at)
+            undo.touch(place, found, made, slot, at)  # which looks at the directory, too
             self._exchange(at, name, place, slot, found)
             undo.times.after(at)
         self._read_set.wrote(place, made)
 
-    def _finished(self, descriptor: int, sha256: str | None, content: bytes | None) -> State:
+    def _finished(self, descriptor: int, new: os.stat_result, sha256: str | None, content: bytes | None) -> State:
         """A new file is as it is to be: have it survive what it is to survive, and know it again."""
         if self.transactions.power:
             sync_file(descriptor)
-        state = State.of(os.fstat(descriptor), sha256)
+        state = State.of(new, sha256)
         self._undo.written.note(state, content)
         return state
 

@@ -6,7 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 
 from ringfence_workspace.history.commits import PreparedStep
 from ringfence_workspace.history.entries import Difference
@@ -27,7 +27,7 @@ def is_only_time(item: Difference) -> bool:
         now is not None
         and old is not None
         and now.kind == old.kind == "directory"
-        and now.meta == replace(old.meta, mtime_ns=now.meta.mtime_ns)
+        and now.meta == old.meta._replace(mtime_ns=now.meta.mtime_ns)
     )
 
 

@@ -296,7 +296,7 @@ class Recovery:
         for epoch in self._replay.epochs if changed else ():
             for record in epoch.records.values():
                 if record.before is not None and record.before.is_directory and record.before.inode in changed:
-                    record.before = replace(record.before, mtime_ns=changed[record.before.inode])
+                    record.before = record.before._replace(mtime_ns=changed[record.before.inode])
 
     # -- what was left behind
 

@@ -34,17 +34,18 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeGuard
 
 from ringfence.filesystem.paths import directories_above
 from ringfence_workspace.transaction.hold import ChangedDirectory, DirectoryTimes, HoldDirectory, HoldHandle
 from ringfence_workspace.transaction.records import DirectoryMove, Epoch, UndoRecord, is_below, rebased
-from ringfence_workspace.tree.confined import UNREACHABLE, Confined, read_file
+from ringfence_workspace.tree.confined import UNREACHABLE, Confined, Looks, read_file
 from ringfence_workspace.tree.kernel import Renames, failpoint, lstat, set_mode
 from ringfence_workspace.tree.new_files import make_directory
-from ringfence_workspace.tree.state import Json, State
+from ringfence_workspace.tree.state import Json, State, is_unchanged, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -257,7 +258,9 @@ class _EpochRestore:
 
     def __init__(self, restore: Restore, epoch: Epoch) -> None:
         self._restore = restore
+        self.report = restore.report
         self._files = restore.files
+        self._looks = Looks(restore.files)
         self._renames = restore.renames
         self._times = restore.times
         self._held = restore.held
@@ -272,8 +275,9 @@ class _EpochRestore:
         """The permission bits that directories get in the end."""
 
     def run(self) -> None:
-        self._open_directories()
-        self._compare()
+        with closing(self._looks):
+            self._open_directories()
+            self._compare()
         self._let_moved_stay()
         for path in sorted(self._to_restore, reverse=True):
             if self._is_removed(path):
@@ -281,17 +285,16 @@ class _EpochRestore:
         for path in sorted(self._to_restore):
             if path not in self.report.conflicts and self._records[path].before is not None:
                 self._do(path, self._put_back)
-        for path in sorted(self._records, reverse=True):
-            if path not in self.report.conflicts:
-                self._do(path, self._finish)
-
-    @property
-    def report(self) -> RestoreReport:
-        return self._restore.report
+        with closing(self._looks):
+            for path in sorted(self._records, reverse=True):
+                if path not in self.report.conflicts:
+                    self._do(path, self._finish)
 
     def _do(self, path: str, work: Callable[[str], None]) -> None:
         before = self._records[path].before
-        self._restore.attempt(lambda: self._with_room(path, work), path, None if before is None else before.inode)
+        if self._restore.discard:
+            work = partial(self._with_room, work=work)
+        self._restore.attempt(partial(work, path), path, None if before is None else before.inode)
 
     def _with_room(self, path: str, work: Callable[[str], None]) -> None:
         """Do something, and where the disk is too full for it, again without the files that the call has made, which is
@@ -299,7 +302,7 @@ class _EpochRestore:
         try:
             work(path)
         except OSError as error:
-            if not self._restore.discard or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             for one, found in self._to_restore.items():
                 if found is None or stat.S_ISDIR(found.st_mode) or found.st_ino in self._restore.before:
@@ -319,7 +322,7 @@ class _EpochRestore:
         """Have the directories of the epoch be writable while it is undone. Bits that somebody else has set stay."""
         for path, record in sorted(self._records.items()):
             states = [one for one in (record.before, *record.afters) if one is not None and one.is_directory]
-            found = self._files.look(path) if states else None
+            found = self._looks.look(path) if states else None
             if found is None or all(one.inode != found.st_ino for one in states):
                 continue
             mode, before = stat.S_IMODE(found.st_mode), record.before
@@ -334,7 +337,7 @@ class _EpochRestore:
 
     def _compare(self) -> None:
         for path, record in self._records.items():
-            found = self._files.look(path)
+            found = self._looks.look(path)
             if self._is_before(record.before, found):
                 self._return_foreign(path, record, found)
             elif not record.afters:  # a directory in which the call did something, and that somebody has removed
@@ -353,7 +356,7 @@ class _EpochRestore:
         inode is not looked at: no call writes into one."""
         if before is None or found is None:
             return before is None and found is None
-        return before.inode == found.st_ino and before.kind == State.of(found).kind
+        return before.inode == found.st_ino and before.kind == kind_of(found.st_mode)
 
     def _is_own(self, path: str, record: UndoRecord, found: os.stat_result | None) -> bool:
         """Whether the call has put there what is there."""
@@ -375,18 +378,17 @@ class _EpochRestore:
             return stat.S_ISDIR(found.st_mode) and state.inode in (0, found.st_ino)
         if state.fits(found):
             return self._has_content(path, state, found)
-        return stat.S_ISREG(found.st_mode) and state.same_content(lambda: self._sha256(path))
+        return stat.S_ISREG(found.st_mode) and state.same_content(lambda: self._sha256(path, found))
 
     def _has_content(self, path: str, state: State, found: os.stat_result) -> bool:
         if state.sha256 is None or not (self._restore.thorough or state.size <= _HASHED_BYTES):
             return True
-        sha256 = self._sha256(path)
+        sha256 = self._sha256(path, found)
         return sha256 is None or sha256 == state.sha256  # None: the bits of the file that it replaced shut it
 
-    def _sha256(self, path: str) -> str | None:
+    def _sha256(self, path: str, found: os.stat_result) -> str | None:
         try:
-            with self._files.parent(path) as (at, name):
-                return hashlib.sha256(read_file(at, name, path)[0]).hexdigest()
+            return hashlib.sha256(read_file(*self._looks.parent(path), path, found)[0]).hexdigest()
         except OSError:
             return None
 
@@ -424,7 +426,7 @@ class _EpochRestore:
 
     def _let_moved_stay(self) -> None:
         """What the call has moved from a path that somebody else has taken, or a directory above, stays where it is."""
-        for path, record in self._records.items():
+        for path, record in self._records.items() if self.report.conflicts else ():
             if record.before is None or self.report.conflicts.isdisjoint((path, *directories_above(path))):
                 continue
             for place in self._own_paths.get(record.before.inode, ()):
@@ -478,14 +480,14 @@ class _EpochRestore:
         with ChangedDirectory(self._times, path) as (at, name):
             self._renames.rename(at, name, holding.descriptor, str(slot))
             taken = holding.look(slot)
-            if not State.of(found).fits(taken):
+            if not is_unchanged(found, taken):
                 self._renames.rename(holding.descriptor, str(slot), at, name)
                 raise FileExistsError(errno.EEXIST, "was changed by somebody else", path)
         self._has_displaced(path, found, holding.place(slot))
 
     def _discard(self, path: str, found: os.stat_result) -> None:
         with ChangedDirectory(self._times, path) as (at, name):
-            if not State.of(found).fits(lstat(at, name)):
+            if not is_unchanged(found, lstat(at, name)):
                 raise FileExistsError(errno.EEXIST, "was changed by somebody else", path)
             failpoint("unlink")
             os.unlink(name, dir_fd=at)
@@ -527,16 +529,17 @@ class _EpochRestore:
         """Give a path its file from the hold, in exchange for what the call has put there. False, and nothing is done:
         it was changed by somebody else in this instant."""
         with self._restore.opened(body) as (held, held_name), ChangedDirectory(self._times, path) as (at, name):
-            there = lstat(held, held_name)
-            slot = int(held_name) if body.count("/") == 1 and held_name.isdecimal() else None
-            if slot is None:  # in a directory that was displaced with it, where it is to be once that comes back
-                self._touch(body, there, None if exchanged is None else State.of(exchanged))
-            self._touch(path, exchanged, None if there is None else State.of(there, before.sha256), slot)
+            if self._restore.log is not None:
+                there = lstat(held, held_name)
+                slot = int(held_name) if body.count("/") == 1 and held_name.isdecimal() else None
+                if slot is None:  # in a directory that was displaced with it, where it is to be once that comes back
+                    self._touch(body, there, None if exchanged is None else State.of(exchanged))
+                self._touch(path, exchanged, None if there is None else State.of(there, before.sha256), slot)
             if exchanged is None:
                 self._renames.rename(held, held_name, at, name)
             else:
                 self._renames.exchange(at, name, held, held_name)
-                if not State.of(exchanged).fits(lstat(held, held_name)):
+                if not is_unchanged(exchanged, lstat(held, held_name)):
                     self._renames.exchange(at, name, held, held_name)
                     return False
         return True
@@ -583,7 +586,7 @@ class _EpochRestore:
     def _make_directory(self, path: str, before: State) -> None:
         if self._files.look(path) is not None:
             return
-        self._touch(path, None, replace(before, inode=0))
+        self._touch(path, None, before._replace(inode=0))
         with ChangedDirectory(self._times, path) as (at, name):
             make_directory(at, name)
         self._modes[path] = before.mode
@@ -592,7 +595,7 @@ class _EpochRestore:
 
     def _finish(self, path: str) -> None:
         before = self._records[path].before
-        found = None if before is None else self._files.look(path)
+        found = None if before is None else self._looks.look(path)
         if before is None or found is None:
             return
         if self._restore.finish is not None:
@@ -619,7 +622,7 @@ class _EpochRestore:
         if stat.S_IMODE(found.st_mode) != mode:
             self._set_mode(path, found, mode)
         if found.st_mtime_ns != wanted.mtime_ns:
-            self._touch(path, found, replace(State.of(found), mode=mode, mtime_ns=wanted.mtime_ns))
+            self._touch(path, found, State.of(found)._replace(mode=mode, mtime_ns=wanted.mtime_ns))
             with self._files.parent(path) as (at, name):
                 failpoint("utime")
                 try:
@@ -630,7 +633,7 @@ class _EpochRestore:
                 self._times.gave(found.st_ino, wanted.mtime_ns)
 
     def _set_mode(self, path: str, found: os.stat_result, mode: int) -> None:
-        self._touch(path, found, replace(State.of(found), mode=mode))
+        self._touch(path, found, State.of(found)._replace(mode=mode))
         with self._files.parent(path) as (at, name):
             failpoint("chmod")
             try:

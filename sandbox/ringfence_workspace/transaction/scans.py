@@ -211,7 +211,7 @@ class Scans:
 
         def link_of(old: Entry | None, now: Entry | None) -> int | None:
             """The number of a file's group of links before, where only that differs."""
-            if old is None or now is None or old != replace(now, meta=replace(now.meta, link=old.meta.link)):
+            if old is None or now is None or old != now._replace(meta=now.meta._replace(link=old.meta.link)):
                 return None
             return old.meta.link
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 from time import monotonic
@@ -172,7 +171,7 @@ class StepHistory:
         if len(content) != before.size:
             return None
         slot = holding.new_slot()
-        make(holding.descriptor, str(slot), entry.kind, content, replace(entry.meta, mode=before.mode))
+        make(holding.descriptor, str(slot), entry.kind, content, entry.meta._replace(mode=before.mode))
         return slot
 
     def seal(self, *, only_long: bool = False) -> None:

@@ -7,7 +7,6 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -148,7 +147,7 @@ class Differing:
         known = self._known(path)
         if known is None or known.kind != "directory" or known.meta.mode == state.meta.mode:
             return state
-        return replace(state, meta=replace(state.meta, mode=known.meta.mode))
+        return state._replace(meta=state.meta._replace(mode=known.meta.mode))
 
     def _known(self, path: str) -> Entry | None:
         if self._tip is None:
@@ -180,7 +179,7 @@ class Differing:
 
     def _before(self, path: str, before: FileVersion, known: Entry | None) -> Entry | None:
         if known is not None:
-            meta = replace(known.meta, mode=before.mode, link=0)
+            meta = known.meta._replace(mode=before.mode, link=0)
         else:
             meta = Meta(before.mode, os.geteuid(), os.getegid(), self._at_ns)
         if before.kind == "symlink":

@@ -9,8 +9,7 @@ import stat
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from itertools import filterfalse
+from itertools import chain, filterfalse
 from typing import TYPE_CHECKING
 
 from ringfence.errors import SnapshotRestoreError, TransactionError
@@ -313,8 +312,8 @@ class Transactions:
     def _undo_since(self, savepoint: Savepoint) -> RestoreReport:
         """Undo the log back to a savepoint."""
         epochs, start = self.undo.epochs[savepoint.position :], savepoint.position
-        touched = {*savepoint.before, *(path for epoch in epochs for path in epoch.records)}
-        for path in filterfalse(self.files.is_reserved, touched) if self.undo.snapshots else ():
+        touched = {*savepoint.before, *chain(*(epoch.records for epoch in epochs))} if self.undo.snapshots else ()
+        for path in filterfalse(self.files.is_reserved, touched):
             found = self.files.look(path)
             is_directory = found is not None and stat.S_ISDIR(found.st_mode)
             state = State.of(found) if found is not None and is_directory else self.undo.own.get(path)
@@ -470,7 +469,7 @@ class Transactions:
         for path, before in point.before.items():
             found = self.files.look(path)
             if before is not None and before.is_directory and found is not None and stat.S_ISDIR(found.st_mode):
-                before = replace(before, inode=found.st_ino)
+                before = before._replace(inode=found.st_ino)
             epoch.records[path] = UndoRecord(path, before, [self.undo.own.get(path, before)])
         with self.operation():
             self.undo.read_set.clear()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from ringfence.filesystem.paths import directories_above
 from ringfence_workspace.history.entries import Difference, Entry, blob_id, is_directory
@@ -303,7 +302,7 @@ class TreeRollback:
         if wanted is None or wanted.kind != kind_of(found.st_mode):
             return
         if path in self._times_ns:
-            wanted = replace(wanted, meta=replace(wanted.meta, mtime_ns=self._times_ns[path]))
+            wanted = wanted._replace(meta=wanted.meta._replace(mtime_ns=self._times_ns[path]))
         with self._files.parent(path) as (at, name):
             attributes = self.before.attributes.get(path, {}) if path in self.items else None
             self._note_given(path, give(at, name, wanted.meta, attributes))

@@ -7,7 +7,6 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
 
 from ringfence_workspace.history.entries import Entry, blob_id, is_directory
 from ringfence_workspace.history.states import CommitStates
@@ -81,7 +80,7 @@ class TreeWriter:
             return UndoRecord(path, None, [after])
         inode = 0  # of another file, which is made
         if found is not None and now is not None and now.kind == entry.kind:
-            only_mode = entry == replace(now, meta=replace(now.meta, mode=entry.meta.mode))
+            only_mode = entry == now._replace(meta=now.meta._replace(mode=entry.meta.mode))
             if entry.kind == "directory" or (only_mode and found.st_nlink == 1):
                 inode = found.st_ino
         return UndoRecord(path, entry.as_state(0 if found is None else found.st_size, inode), [after])
@@ -159,7 +158,7 @@ class TreeWriter:
             return holding.new_link(other)
         content, meta, attributes = self._content(entry.oid), entry.meta, None
         if entry.oid in self._contents:  # merged just now, so its time is now, too
-            meta = replace(meta, mtime_ns=time.time_ns())
+            meta = meta._replace(mtime_ns=time.time_ns())
         found = self._files.look(path)
         if found is not None and stat.S_ISREG(found.st_mode):
             with self._files.parent(path) as (at, name):
@@ -205,4 +204,4 @@ class TreeWriter:
 
 def _alike(one: Entry, other: Entry) -> bool:
     """Whether two paths can be names of one file."""
-    return one == replace(other, meta=replace(other.meta, link=one.meta.link))
+    return one == other._replace(meta=other.meta._replace(link=one.meta.link))

@@ -6,7 +6,7 @@ import os
 import stat
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ringfence_workspace.transaction.call_log import CallLog
@@ -169,7 +169,7 @@ class UndoLog:
         """Append to the undo record of a path, or begin one; `lines` gets what is to be written to the log."""
         before = None if found is None else State.of(found, self.written.hash_of(found))
         if after is not None and after.sha256 is None:
-            after = replace(after, sha256=self.written.hash_of_state(after))
+            after = after._replace(sha256=self.written.hash_of_state(after))
         epoch = self.epochs[-1]
         record = epoch.records.get(path)
         slots = [] if slot is None else [slot]
@@ -207,14 +207,14 @@ class UndoLog:
         if found is None:
             return
         self.times.observe(found)
-        record = UndoRecord(path, State.of(found))
-        for point in self.snapshots if not self.files.is_reserved(path) else ():
-            point.before.setdefault(path, record.before)
+        state = State.of(found)
+        for point in self.snapshots if self.snapshots and not self.files.is_reserved(path) else ():
+            point.before.setdefault(path, state)
         if path not in records:
-            records[path] = record
-            lines.append(record.to_json())
+            records[path] = UndoRecord(path, state)
+            lines.append(records[path].to_json())
         if self.running is not None:
-            self.running.epochs[-1].records.setdefault(path, UndoRecord(path, record.before))
+            self.running.epochs[-1].records.setdefault(path, UndoRecord(path, state))
 
     def _first(self, path: str, before: State | None) -> None:
         """Have the open savepoints and snapshots know what a path was, if it has not changed since they were made."""

@@ -122,8 +122,7 @@ class Confined:
         if self.is_reserved(path):
             return Found(path, None, _reserved(path))
         try:
-            with self.parent(path) as (directory, name):
-                found = lstat(directory, name)
+            found = self._lstat(path)
             along_link = found is not None and follow and stat.S_ISLNK(found.st_mode)
         except OSError as error:
             if error.errno not in UNREACHABLE:
@@ -153,12 +152,21 @@ class Confined:
         if not place:
             return os.fstat(self.root)
         try:
-            with self.parent(place) as (directory, name):
-                return lstat(directory, name)
+            return self._lstat(place)
         except OSError as error:
             if error.errno in UNREACHABLE:
                 return None
             raise
+
+    def _lstat(self, place: str) -> os.stat_result | None:
+        above, _, name = place.rpartition("/")
+        if not above:
+            return lstat(self.root, name)
+        directory = self.open_directory(above, readable=False)
+        try:
+            return lstat(directory, name)
+        finally:
+            os.close(directory)
 
     def names(self, place: str) -> list[str]:
         """What is in the directory at a resolved path. OSError where there is none, or none that can be read."""

@@ -26,8 +26,11 @@ _LINK = re.compile(rb"gitdir: (?:.*/)?[^/]*\.(?:git|bare)/worktrees/[^/]+/?\s*\Z
 def is_linked_worktree(directory: int | None, path: str = "") -> bool:
     """Whether what is at a path below an open directory, by default itself, is a linked worktree. None: the path is one
     of the host."""
+    name = f"{path}/{GIT}" if path else GIT
+    if not os.access(name, os.F_OK, dir_fd=directory, follow_symlinks=False):  # on the way of every file: no exception
+        return False
     try:
-        descriptor = os.open(f"{path}/{GIT}" if path else GIT, _FILE, dir_fd=directory)
+        descriptor = os.open(name, _FILE, dir_fd=directory)
     except OSError:
         return False
     try:

@@ -177,9 +177,9 @@ def data_ranges(descriptor: int) -> Iterator[tuple[int, int]]:
         yield start, end
 
 
-def copy_metadata(descriptor: int, at: int, name: str, found: os.stat_result, mode: int | None) -> None:
+def copy_metadata(descriptor: int, at: int, name: str, found: os.stat_result, mode: int | None) -> os.stat_result:
     """Give a new file the owner, extended attributes and permission bits (or ``mode``) of the one that was found at a
-    name, as far as that is permitted."""
+    name, as far as that is permitted. What it is like then."""
     bits = stat.S_IMODE(found.st_mode) if mode is None else mode
     ours = os.fstat(descriptor)
     alike = stat.S_IMODE(ours.st_mode) == bits
@@ -194,8 +194,10 @@ def copy_metadata(descriptor: int, at: int, name: str, found: os.stat_result, mo
             alike = False
     except OSError:
         alike = False
-    if not alike:
-        os.fchmod(descriptor, bits)
+    if alike:
+        return ours
+    os.fchmod(descriptor, bits)
+    return os.fstat(descriptor)
 
 
 def attributes_to_copy(at: int, name: str) -> dict[str, bytes]:

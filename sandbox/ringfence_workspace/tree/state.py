@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 Json: TypeAlias = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 Kind = Literal["file", "directory", "symlink", "special"]
@@ -19,8 +18,15 @@ def kind_of(mode: int) -> Kind:
     return _KINDS.get(stat.S_IFMT(mode), "special")
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+def is_unchanged(found: os.stat_result, there: os.stat_result | None) -> bool:
+    """Whether what is ``there`` is the very inode that was found, and nobody wrote into it since. The entries of a
+    directory do not count."""
+    if there is None or (there.st_ino, stat.S_IFMT(there.st_mode)) != (found.st_ino, stat.S_IFMT(found.st_mode)):
+        return False
+    return stat.S_ISDIR(found.st_mode) or (there.st_mtime_ns, there.st_size) == (found.st_mtime_ns, found.st_size)
+
+
+class State(NamedTuple):
     """A file, directory, symlink or special file. ``mode`` has the permission bits; sizes are bytes.
 
     ``inode`` says where the very thing may still be. ``sha256`` is of a file's content, where that is known.
@@ -37,7 +43,7 @@ class State:
 
     @classmethod
     def of(cls, found: os.stat_result, sha256: str | None = None) -> State:
-        kind = kind_of(found.st_mode)
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "special")
         mode = stat.S_IMODE(found.st_mode)
         mtime_ns, size = found.st_mtime_ns, 0 if kind == "directory" else found.st_size
         return cls(kind, mode, found.st_uid, found.st_gid, mtime_ns, size, found.st_ino, sha256)
@@ -59,7 +65,7 @@ class State:
         return self.sha256 is not None and content() == self.sha256
 
     def to_json(self) -> Json:
-        return [self.kind, self.mode, self.uid, self.gid, self.mtime_ns, self.size, self.inode, self.sha256]
+        return [*self]
 
     @classmethod
     def from_json(cls, value: object) -> State | None:
