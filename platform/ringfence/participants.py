@@ -348,6 +348,15 @@ class CallLock:
             self._condition.wait(min(left, LOOK_SECONDS))
 
 
+Detection = Literal["watch", "scan", "audit-failed"]
+"""How the changes of programs were found.
+
+- "watch": by looks at the names that the kernel told of.
+- "scan": by at least one scan of all files.
+- "audit-failed": by scans, since one of them has found a change that the kernel had not told of.
+"""
+
+
 class Transactional(Protocol):
     """A participant. To be one is declared, by inheriting from this protocol.
 
@@ -384,6 +393,10 @@ class Transactional(Protocol):
         """The bytes of files that changed since `mark`. None: there are none, or they cannot be told.
 
         The call is sealed, and the mutex is held."""
+        return None
+
+    def detection(self, mark: Mark, /) -> Detection | None:
+        """How the changes since `mark` were found. None: no programs made them, or the call holds no files."""
         return None
 
     @abstractmethod

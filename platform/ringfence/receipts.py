@@ -10,7 +10,7 @@ from typing import Literal, cast
 
 from ringfence import serde
 from ringfence.escapes import escape_path
-from ringfence.participants import Change, FileVersion
+from ringfence.participants import Change, Detection, FileVersion
 
 Outcome = Literal["committed", "failed", "denied", "rejected", "interrupted", "doubtful", "rolled_back"]
 """The outcome of a call.
@@ -126,6 +126,8 @@ class Receipt:
     """The tag `client` of the session. An MCP server has the name of its client there."""
     parent_call: str = ""
     """The id of the call around this one, if there was one."""
+    detection: Detection | None = None
+    """How the changes of an opaque call were found."""
 
     @property
     def diff_bytes(self) -> tuple[int, int]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ringfence_workspace import (
         CallProcess,
         CommandResult,
+        Detect,
+        DetectionLimits,
         Export,
         HistoryStore,
         HostFilesystem,
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CallProcess",
     "CommandResult",
+    "Detect",
+    "DetectionLimits",
     "Export",
     "Finding",
     "HistoryStore",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ringfence_workspace.host import HostFilesystem
     from ringfence_workspace.outputs import is_output
     from ringfence_workspace.revisions import checkout_revision, resolve_revision
+    from ringfence_workspace.transaction.detection import Detect, DetectionLimits
     from ringfence_workspace.transaction.interrupted_calls import KilledCall, UnfinishedCall, unfinished_calls
     from ringfence_workspace.transaction.recovery import Recovered
     from ringfence_workspace.tree.confined import is_reserved
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CallProcess",
     "CommandResult",
+    "Detect",
+    "DetectionLimits",
     "Export",
     "HistoryStore",
     "HostFilesystem",
@@ -65,6 +68,8 @@ __all__ = [
 _MODULES = {
     "CallProcess": "ringfence_workspace.call_process",
     "CommandResult": "ringfence_workspace.commands",
+    "Detect": "ringfence_workspace.transaction.detection",
+    "DetectionLimits": "ringfence_workspace.transaction.detection",
     "Export": "ringfence_workspace.history.history_views",
     "HistoryStore": "ringfence_workspace.history_stores",
     "HostFilesystem": "ringfence_workspace.host",

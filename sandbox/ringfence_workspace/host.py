@@ -43,6 +43,7 @@ from ringfence.participants import (
     CallInfo,
     Change,
     Contents,
+    Detection,
     RollbackReport,
     Step,
     Transactional,
@@ -51,6 +52,7 @@ from ringfence_workspace.call_process import CallProcess
 from ringfence_workspace.history.ignored_files import Repository
 from ringfence_workspace.opening import Opened
 from ringfence_workspace.outputs import KeptOutputs, is_output
+from ringfence_workspace.transaction.detection import DEFAULT_DETECTION_LIMITS, Detect, DetectionLimits
 from ringfence_workspace.transaction.edits import Edits
 from ringfence_workspace.transaction.read_set import relinked
 from ringfence_workspace.transaction.recovery import Recovered
@@ -105,6 +107,8 @@ class HostFilesystem(Transactional):
         hide: HiddenFiles | None = None,
         progress: Progress | None = None,
         can: Abilities | None = None,
+        detect: Detect = "auto",
+        detection_limits: DetectionLimits = DEFAULT_DETECTION_LIMITS,
     ) -> None:
         """``store`` is the directory that keeps the history, found from the root's real path where it is not given.
 
@@ -113,11 +117,13 @@ class HostFilesystem(Transactional):
         ``hide`` is the rule by which files are hidden from tools and commands, and kept out of the store. The store
         remembers it: left out, it is the last one. An empty one hides nothing.
         ``progress`` is called now and then with the number of files read so far, when the tree is taken in. ``can`` is
-        what the kernel may be asked for, for tests.
+        what the kernel may be asked for, for tests. ``detect`` says how what programs change is found: "scan" by two
+        scans of all files around each call, "watch" by scans of what inotify names, and "auto" by a watch where there
+        can be one. ``detection_limits`` bound the watch.
 
         Raises:
             NotADirectoryError, FileNotFoundError: the root is no directory.
-            OSError: the store cannot be made or written.
+            OSError: the store cannot be made or written, or the tree cannot be watched, and ``detect`` is "watch".
             ValueError: the store is inside of the root, another version of ringfence wrote it, or Python does not take
                 names for UTF-8.
             WorkspaceLockedError: another opener has it; it is named.
@@ -126,6 +132,8 @@ class HostFilesystem(Transactional):
         """
         if durability not in ("process", "power"):
             raise ValueError(f"durability is one of 'process', 'power', not {durability!r}")
+        if detect not in ("auto", "watch", "scan"):
+            raise ValueError(f"detect is one of 'auto', 'watch', 'scan', not {detect!r}")
         opened = Opened(
             os.fspath(root),
             None if store is None else os.fspath(store),
@@ -137,6 +145,8 @@ class HostFilesystem(Transactional):
             only_this_host=only_this_host or is_only_host_declared(),
             patience_seconds=patience_seconds,
             hide=hide,
+            detect=detect,
+            detection_limits=detection_limits,
         )
         self._work_on(opened, limits, None)
 
@@ -501,6 +511,9 @@ class HostFilesystem(Transactional):
     def contents(self, mark: Savepoint) -> Contents | None:
         changed = self._transactions.changed_files(mark)
         return None if changed is None else (changed.before, changed.after)
+
+    def detection(self, mark: Savepoint) -> Detection | None:
+        return None if mark.base is None else mark.base.detection
 
     def commit(self, mark: Savepoint, receipt: Receipt) -> Step | None:
         self._opened.check_open()

@@ -16,6 +16,7 @@ from ringfence_workspace.history.store import FOLDER, Store
 from ringfence_workspace.history.store_roots import check_format, note_format, record_root, replaced
 from ringfence_workspace.locking import RootLock, check_locks
 from ringfence_workspace.outputs import KeptOutputs
+from ringfence_workspace.transaction.detection import Detect, DetectionLimits, Detector
 from ringfence_workspace.transaction.heartbeat import STAMP, LivenessFile
 from ringfence_workspace.transaction.opaque_calls import OpaqueCalls
 from ringfence_workspace.transaction.recovery import Recovered, Recovery
@@ -50,6 +51,8 @@ class Opened:
         only_this_host: bool,
         patience_seconds: float,
         hide: HiddenFiles | None,
+        detect: Detect,
+        detection_limits: DetectionLimits,
     ) -> None:
         check_names_are_utf8()
         self.root = os.path.realpath(root)
@@ -61,6 +64,8 @@ class Opened:
         self.lock = CallLock(f"the workspace {self.root}", patience_seconds=patience_seconds)
         self._descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._power = power
+        self._detect: Detect = detect
+        self._detection_limits = detection_limits
         self.history: StepHistory | None = None
         self.outputs: KeptOutputs | None = None
         self._lock: RootLock | None = None
@@ -105,7 +110,8 @@ class Opened:
         rule = remembered_rule(store)
         is_replaced = replaced(self.root, store)
         opened = Store.open(os.path.join(store, FOLDER), power=self._power)
-        self.history = StepHistory(self.files, opened, limits=limits)
+        detector = Detector(self.files, store, self._detect, self.can.filesystem_type, self._detection_limits)
+        self.history = StepHistory(self.files, opened, limits=limits, detector=detector)
         self.history.progress = progress
         self.history.replaced = is_replaced
         record_root(self.root, store, opened=True)
@@ -196,6 +202,7 @@ class Opened:
     def _release(self) -> None:
         self._closed = True
         if self.history is not None:
+            self.history.detector.close()
             self.history.store.objects.close()
         if self._lock is not None:
             self._lock.close()

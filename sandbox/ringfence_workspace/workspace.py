@@ -24,6 +24,7 @@ from ringfence_workspace.history.store_roots import check_format
 from ringfence_workspace.history.undo_plan import DROPPED, NOT_EMPTY, Planner, ReversalOutcome, ReversalPlan
 from ringfence_workspace.history_stores import begin_temporary_store
 from ringfence_workspace.host import Durability, HostFilesystem
+from ringfence_workspace.transaction.detection import Detect
 from ringfence_workspace.transaction.interrupted_calls import (
     KilledCall,
     UnfinishedCall,
@@ -129,6 +130,7 @@ class Workspace(WorkspaceHistory):
         only_this_host: bool = False,
         hide: HiddenFiles | None = None,
         progress: Progress | None = None,
+        detect: Detect = "auto",
     ) -> Workspace:
         """Open the workspace at `root`: recover it, lock it, and take in what changed since its newest step.
 
@@ -136,14 +138,14 @@ class Workspace(WorkspaceHistory):
         ``store`` is the directory outside of the root that keeps its history; by default one that the root's real
         path leads to. Of another one only who names it knows: the commands, and copies of the root into memory, take
         what a killed call has left half done for the files as they are. ``only_this_host`` is as for
-        `HostFilesystem`, and so is ``hide``, the rule by which files are hidden. ``progress`` is called now and then
-        with the number of files read so far: the first opening reads all of them.
+        `HostFilesystem`, and so are ``hide``, the rule by which files are hidden, and ``detect``. ``progress`` is
+        called now and then with the number of files read so far: the first opening reads all of them.
 
         Raises:
             WorkspaceLockedError: another opener has it; it is named.
             NotADirectoryError: the root is a file.
             FileNotFoundError: there is no such directory, or, read-only, no history of it.
-            OSError: the store cannot be made or written.
+            OSError: the store cannot be made or written, or the tree cannot be watched, and ``detect`` is "watch".
             ValueError: the store is inside of the root, another version of ringfence wrote it, or it is damaged; or
                 Python does not take names for UTF-8.
             RestoreFailedError: what a killed call left cannot be undone now.
@@ -165,6 +167,7 @@ class Workspace(WorkspaceHistory):
                 only_this_host=only_this_host,
                 hide=hide,
                 progress=progress,
+                detect=detect,
             )
             opened.callback(filesystem.close)
             history = filesystem.history

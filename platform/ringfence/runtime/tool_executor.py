@@ -531,6 +531,7 @@ class ToolExecutor:
             network=() if code is None else network_of(call.result.value),
             client=self.session.tags.get("client", ""),
             parent_call="" if call.transaction.parent is None else call.transaction.parent.call_id,
+            detection=call.transaction.detection,
         )
         return self.session.secrets.mask(receipt) if self.session.secrets else receipt
 

@@ -24,6 +24,7 @@ from ringfence.participants import (
     CallState,
     Change,
     Contents,
+    Detection,
     Mark,
     RollbackReport,
     Snapshotable,
@@ -77,7 +78,16 @@ class Transaction(CallInfo):
     a savepoint, and an outer rollback undoes it.
     """
 
-    __slots__ = ("_children", "_inner_receipts", "_marks", "_participants", "deactivated", "report", "step")
+    __slots__ = (
+        "_children",
+        "_inner_receipts",
+        "_marks",
+        "_participants",
+        "deactivated",
+        "detection",
+        "report",
+        "step",
+    )
 
     def __init__(self, call_id: str, tool: str, parent: CallInfo | None, *, opaque: bool = False) -> None:
         super().__init__(call_id, tool, parent, opaque=opaque)
@@ -95,6 +105,8 @@ class Transaction(CallInfo):
         """What its rollback left."""
         self.step: Step | None = None
         """The step that its commit made, if it made one."""
+        self.detection: Detection | None = None
+        """How the changes of programs were found, once the call is sealed. None: the call runs none."""
 
     def _enter(self, state: CallState) -> bool:
         """Go to `state` if `TRANSITIONS` has that. Return whether it has."""
@@ -212,6 +224,8 @@ class Transaction(CallInfo):
                 if self._is_superseded:  # what changed since this savepoint may be of another call
                     break
                 changes = self._participants.by_lock[lock].changes(self._marks[lock])
+                if self.opaque:
+                    self.detection = self._participants.by_lock[lock].detection(self._marks[lock]) or self.detection
             if changes:
                 self.changes[lock] = changes
         if self._is_superseded:
@@ -531,6 +545,7 @@ def draft_receipt(transaction: Transaction, session: Session, started: datetime,
         inner=transaction.inner,
         client=session.tags.get("client", ""),
         parent_call="" if transaction.parent is None else transaction.parent.call_id,
+        detection=transaction.detection,
     )
 
 

@@ -10,8 +10,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -24,16 +23,18 @@ from ringfence_workspace.history.stat_cache import (
     stamp_of,
 )
 from ringfence_workspace.history.states import CommitStates
+from ringfence_workspace.history.steady_reads import closing, hole_bytes, open_at, read_steadily
 from ringfence_workspace.history.trees import Folder
+from ringfence_workspace.history.unsure_names import FullScanNeededError, LookedAt, UnsureNames
 from ringfence_workspace.tree.confined import Confined
-from ringfence_workspace.tree.extended_attributes import Attributes, attributes_of
+from ringfence_workspace.tree.extended_attributes import attributes_of
 from ringfence_workspace.tree.kernel import abilities, mounts_below
 from ringfence_workspace.tree.linked_worktrees import GIT, LINKED_WORKTREE, is_linked_worktree
-from ringfence_workspace.tree.new_files import data_ranges
 
 MAX_DEPTH = 256
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SPARSE_BYTES = 1 << 20
+_REALTIME_COARSE = 5  # a name that the standard library does not have
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about the file."""
 
@@ -72,7 +73,7 @@ class ScanResult:
     ``excluded`` are the paths that are there and not taken in: of none of them, or of what is below, do the changes
     say anything, except None for one that the step before had. ``stamps`` are those of all that the cache did not
     know: files that were read, directories that differ, and what is excluded. ``read`` counts the files that had to be
-    read, ``files`` all.
+    read, ``files`` those that were looked at.
     """
 
     changes: dict[str, Entry | None] = field(default_factory=dict[str, "Entry | None"])
@@ -80,6 +81,8 @@ class ScanResult:
     stamps: dict[str, Stamp] = field(default_factory=dict[str, Stamp])
     files: int = 0
     read: int = 0
+    closed: bool = False
+    """Whether there is a directory that the scan did not enter."""
 
     def known(self) -> dict[str, Entry | None]:
         """The changes but those of what is left out: that is there, and nobody knows what it is."""
@@ -106,6 +109,12 @@ def filesystem_clock(root: int) -> int:
         return time.time_ns() - COARSE_TICK_NS
 
 
+def kernel_clock(root: int) -> int:
+    """Now, by the clock of this kernel that stamps the files of local filesystems, or a little before, in nanoseconds.
+    Nothing is made for it."""
+    return time.clock_gettime_ns(_REALTIME_COARSE)
+
+
 def clock_ahead_ns(directory: int, name: str = "") -> int:
     """By how many nanoseconds the clock of a filesystem is ahead of the system's.
 
@@ -124,7 +133,7 @@ def follow(cache: StatCache, states: CommitStates, commit: str | None) -> None:
     except LookupError:
         differences = None
     if differences is None:
-        cache.folders.clear()
+        cache.clear()
     else:
         for path, before, after in differences:
             cache.differ(path, before, after)
@@ -138,6 +147,10 @@ def separates_all(directory: int, path: str, status: os.stat_result, is_linked: 
 
 def no_progress(files: int) -> None:
     """Report no progress."""
+
+
+def watches_nothing(descriptor: int, path: str) -> None:
+    """Have nobody watch a directory that a scan enters."""
 
 
 @dataclass(slots=True)
@@ -154,7 +167,8 @@ class Scanner:
 
     ``keep`` puts the bytes of a file into the store and gives their object id. ``hidden`` gives the names in the root
     that are none of the workspace's, ``hides`` what is to be left out as hidden, and ``separates`` which directories as
-    linked worktrees. ``progress`` is called for every directory, and in a large one now and then.
+    linked worktrees. ``progress`` is called for every directory, and in a large one now and then; ``entered`` with the
+    descriptor and the path of each directory that is about to be listed. ``clock`` stamps the files.
     """
 
     def __init__(
@@ -170,6 +184,8 @@ class Scanner:
         progress: Progress = no_progress,
         hides: Hides | None = None,
         separates: Separates = separates_all,
+        entered: Callable[[int, str], None] = watches_nothing,
+        clock: Callable[[int], int] = filesystem_clock,
     ) -> None:
         self._files = Confined(root, abilities())
         self._states = states
@@ -181,8 +197,9 @@ class Scanner:
         self._progress = progress
         self._hides = hides
         self._separates = separates
-        self._clock = filesystem_clock(root)
-        place = os.path.realpath(f"/proc/self/fd/{root}")
+        self._entered = entered
+        self._clock = clock(root)
+        place = os.readlink(f"/proc/self/fd/{root}")
         self._mounted = {os.path.relpath(path, place) for path in mounts_below(place)}
         self._found = ScanResult()
         self._holes = 0
@@ -197,16 +214,39 @@ class Scanner:
         Raises:
             OSError: the root itself cannot be read, or the store cannot be written.
         """
-        follow(self._cache, self._states, self._commit)
-        self._cache.commit = None
+        cache = self._cache
+        follow(cache, self._states, self._commit)
+        cache.commit, cache.complete, cache.unsure, cache.linked = None, False, {}, set()
         before = self._states.root(self._commit) if self._commit is not None else None
-        waiting = [_Directory("", before, stamp_of(os.fstat(self._files.root)))]
+        self._enter_all([_Directory("", before, stamp_of(os.fstat(self._files.root)))])
+        cache.complete, cache.files = True, self._found.files
+        return self._found
+
+    def scan_unsure(self) -> ScanResult:
+        """Look at what the cache is unsure of, and bring it up to that. It finds what `scan` would, if nothing else has
+        changed since the scan before.
+
+        Raises:
+            FullScanNeededError: it does not tell. Nothing was done, but that the cache follows the commit.
+            OSError: the store cannot be written.
+        """
+        follow(self._cache, self._states, self._commit)
+        found = UnsureNames(self._files, self._states, self._commit, self._cache, self._hidden).found()
+        looked = sum(len(one.names) for one in found.values())
+        if self._mounted - {os.curdir} or self._cache.files + looked > self._limits.max_files:
+            raise FullScanNeededError
+        self._cache.commit, self._cache.unsure = None, {}
+        below = [directory for path, one in found.items() for directory in self._look_again(path, one)]
+        self._enter_all(below)
+        self._cache.files += self._found.files
+        return self._found
+
+    def _enter_all(self, waiting: list[_Directory]) -> None:
         while waiting:
             waiting += self._enter(waiting.pop())[::-1]
         self._drop_renumbered_links()
         if not self._found.changes:
             self._cache.commit = self._commit
-        return self._found
 
     def _enter(self, directory: _Directory) -> Sequence[_Directory]:
         """Look at what is in a directory. Return the directories in it, which are to be entered next."""
@@ -216,6 +256,7 @@ class Scanner:
         except OSError as error:
             return self._not_entered(directory, error)
         with closing(descriptor):
+            self._entered(descriptor, directory.path)
             status = os.fstat(descriptor)  # of before it is listed: what changes it meanwhile is found next time
             try:
                 fresh, others = self._listed(descriptor, directory.path)
@@ -225,6 +266,7 @@ class Scanner:
             is_linked = has_git_file and is_linked_worktree(descriptor)
             if directory.path and self._separates(descriptor, directory.path, status, is_linked):
                 self._exclude(directory.path, LINKED_WORKTREE, directory.before, directory.stamp)
+                self._found.closed = True
                 return ()
             return self._compare(descriptor, directory, status, fresh, others)
 
@@ -235,6 +277,7 @@ class Scanner:
             self._gone(directory.path, directory.before)
         else:  # it may not be read, or became something else just now, which the next scan will find
             self._exclude(directory.path, "unreadable", directory.before, directory.stamp)
+            self._found.closed = True
         return ()
 
     def _listed(self, descriptor: int, path: str) -> tuple[dict[str, Stamp], list[_Other]]:
@@ -247,6 +290,7 @@ class Scanner:
         room = self._limits.max_files - self._found.files
         fresh: dict[str, Stamp] = {}
         others: list[_Other] = []
+        linked: list[str] = []
         for name in os.listdir(descriptor):
             if not path and self._hidden(name):
                 continue
@@ -258,8 +302,13 @@ class Scanner:
             was = known.get(name)
             if was is not None and was == stamp_of(now) and len(fresh) < room and not hidden:
                 fresh[name] = was
+                if now.st_nlink > 1:
+                    linked.append(name)
             else:
                 others.append((name, now, hidden))
+        if linked:  # as `_note_linked`, for all that a package manager has linked to its cache
+            self._cache.unsure.setdefault(path, set()).update(linked)
+            self._cache.linked.update([fresh[name][0] for name in linked])
         return fresh, others
 
     def _compare(
@@ -275,7 +324,7 @@ class Scanner:
         path, prefix = directory.path, f"{directory.path}/" if directory.path else ""
         before = directory.before if isinstance(directory.before, Folder) else None
         itself = self._cache.folders.get(path, {}).get("")
-        self._cache.folders[path] = fresh
+        self._cache.replace(path, fresh)
         self._found.files += len(fresh)
         there = set(fresh)
         below: dict[str, _Directory] = {}
@@ -285,32 +334,94 @@ class Scanner:
             self._cache.forget(prefix + name)
         for name, now, hidden in others:
             old = self._before(before, name)
-            reason = self._refused(descriptor, name, prefix + name, now, hidden=hidden)
-            if reason is not None:
-                self._exclude(prefix + name, reason, old, stamp_of(now))
-            elif stat.S_ISDIR(now.st_mode):
-                below[name] = _Directory(prefix + name, old, stamp_of(now))
-            elif not self._file(descriptor, name, prefix + name, now, old):
+            if not self._take_in(descriptor, name, prefix + name, now, old, hidden=hidden):
                 continue
+            if stat.S_ISDIR(now.st_mode) and prefix + name not in self._found.excluded:
+                below[name] = _Directory(prefix + name, old, stamp_of(now))
             there.add(name)
-        if itself != stamp_of(status):
-            self._cache.note(path, attributes_of(descriptor))
-        self._directory_itself(path, before, status)
+        self._directory_itself(descriptor, path, before, status, itself)
         if before is not None:
             # Not every filesystem gives a directory another stamp when a name in it comes or goes.
             gone = (folders | _decoded(before.names())) - there
             self._found.changes.update(dict.fromkeys((prefix + name for name in gone), None))
             for name in gone | folders - below.keys() - replaced:
                 self._cache.forget(prefix + name)
-        if is_settled(status, self._clock):
-            fresh[""] = stamp_of(status)
         return list(below.values())
 
-    def _directory_itself(self, path: str, before: Folder | None, status: os.stat_result) -> None:
+    def _look_again(self, path: str, unsure: LookedAt) -> Sequence[_Directory]:
+        """Find what differs at some names of a directory that was looked at. Return those of new directories."""
+        prefix, below = f"{path}/" if path else "", list[_Directory]()
+        known = self._cache.names(path)
+        assert known is not None, "it was looked for among what is known"
+        with closing(self._files.open_directory(path)) as descriptor:
+            for name, now in unsure.names.items():
+                place, old = prefix + name, self._before(unsure.before, name)
+                is_file = now is not None and not stat.S_ISDIR(now.st_mode)
+                if isinstance(old, Folder) and is_file:
+                    self._cache.forget(place)  # before anything is known of what is there now
+                was = known.pop(name, None)
+                if now is None:
+                    self._gone(place, old)
+                    continue
+                hidden = self._hides is not None and self._hides(descriptor, name, place, now)
+                if was is not None and was == stamp_of(now) and not hidden:
+                    known[name] = was
+                    self._note_linked(place, now)
+                elif not self._take_in(descriptor, name, place, now, old, hidden=hidden):
+                    self._gone(place, old)
+                elif not is_file and place not in self._found.excluded and not self._is_known(place, now, old):
+                    below.append(_Directory(place, old, stamp_of(now)))
+            self._directory_itself(descriptor, path, unsure.before, unsure.status, known.get(""))
+        return below
+
+    def _is_known(self, path: str, status: os.stat_result, old: Folder | Entry | None) -> bool:
+        """Whether a directory is the one of which the cache knows what is in it."""
+        itself = self._cache.folders.get(path, {}).get("")
+        return isinstance(old, Folder) and itself is not None and itself[0] == status.st_ino
+
+    def _take_in(
+        self,
+        descriptor: int,
+        name: str,
+        path: str,
+        now: os.stat_result,
+        old: Folder | Entry | None,
+        *,
+        hidden: bool,
+    ) -> bool:
+        """Take in what is at a name and the cache does not know; a directory is entered later. False: it has gone."""
+        reason = self._refused(descriptor, name, path, now, hidden=hidden)
+        if reason is not None:
+            self._exclude(path, reason, old, stamp_of(now))
+            self._found.closed |= stat.S_ISDIR(now.st_mode)
+            return True
+        return stat.S_ISDIR(now.st_mode) or self._file(descriptor, name, path, now, old)
+
+    def _directory_itself(
+        self, descriptor: int, path: str, before: Folder | None, status: os.stat_result, known: Stamp | None
+    ) -> None:
+        """Compare what a directory itself is, and what the cache knew of that."""
+        stamp = stamp_of(status)
+        if known != stamp:
+            self._cache.note(path, attributes_of(descriptor))
+        if is_settled(status, self._clock):
+            self._cache.folders[path][""] = stamp
+        else:
+            self._cache.forget_itself(path)
         meta = Meta.of(status)
         if before is None or before.meta != meta:
             self._found.changes[path] = Entry("directory", meta)
-            self._found.stamps[path] = stamp_of(status)
+            self._found.stamps[path] = stamp
+
+    def _note_linked(self, path: str, status: os.stat_result) -> None:
+        """Have the next scan look at a file of several names: an event would name only the one that was used."""
+        if stat.S_ISDIR(status.st_mode):
+            return
+        if status.st_nlink > 1:
+            self._cache.linked.add(status.st_ino)
+            self._cache.doubt(path)
+        else:
+            self._cache.linked.discard(status.st_ino)
 
     def _before(self, folder: Folder | None, name: str) -> Folder | Entry | None:
         """What the step before had at a name of a directory."""
@@ -364,11 +475,15 @@ class Scanner:
             self._links.append((path, before, new))
         if steady and is_settled(status, self._clock):
             self._cache.folders[path.rpartition("/")[0]][name] = stamp
+        else:
+            self._cache.doubt(path)
+        self._note_linked(path, status)
         return True
 
     def _exclude(self, path: str, reason: Exclusion, old: Folder | Entry | None, stamp: Stamp) -> None:
         self._found.excluded[path] = reason
         self._found.stamps[path] = stamp
+        self._cache.doubt(path)
         self._gone(path, old)
 
     def _gone(self, path: str, old: Folder | Entry | None) -> None:
@@ -398,64 +513,3 @@ class Scanner:
 def _decoded(names: Iterable[bytes]) -> set[str]:
     """File names as text: all at once, which is faster than one by one."""
     return set(os.fsdecode(b"\0".join(names)).split("\0")) - {""}
-
-
-_NOATIME = getattr(os, "O_NOATIME", 0)
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_ATTEMPTS = 3
-
-
-def hole_bytes(parent: int, name: str, size: int) -> int:
-    """The bytes of a file that are in no block. (Fewer blocks than bytes may also be a filesystem that compresses.)"""
-    with suppress(OSError), closing(open_at(name, parent, _FILE)) as descriptor:
-        return max(0, size - sum(end - start for start, end in data_ranges(descriptor)))
-    return 0  # what cannot be opened is reported where it is read
-
-
-@contextmanager
-def closing(descriptor: int) -> Generator[int]:
-    """The descriptor, which is closed at the end of the block."""
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def open_at(name: str, parent: int, flags: int) -> int:
-    try:
-        # Looking is no use of a file; only its owner may look so.
-        return os.open(name, flags | _NOATIME, dir_fd=parent)
-    except PermissionError:
-        return os.open(name, flags, dir_fd=parent)
-
-
-def _read(descriptor: int, size: int) -> bytes:
-    content = os.read(descriptor, size)
-    while len(content) < size and (part := os.read(descriptor, size - len(content))):  # no call gives more than 2 GiB
-        content += part
-    return content
-
-
-def read_steadily(
-    parent: int, name: str, status: os.stat_result, most: int
-) -> tuple[bytes, Attributes, os.stat_result, bool]:
-    """The bytes and extended attributes of a file, or the target of a link, which had this status just now; its status
-    when they were read; and whether it was left alone meanwhile. OSError where it grows to more than `most` bytes."""
-    if stat.S_ISLNK(status.st_mode):
-        target = os.fsencode(os.readlink(name, dir_fd=parent))
-        return target, {}, status, stamp_of(os.lstat(name, dir_fd=parent)) == stamp_of(status)
-    descriptor = open_at(name, parent, _FILE)
-    try:
-        attempts = 0
-        while True:
-            content, attributes = _read(descriptor, status.st_size), attributes_of(descriptor)
-            now = os.fstat(descriptor)
-            attempts += 1
-            if stamp_of(now) == stamp_of(status) or attempts == _ATTEMPTS:
-                return content, attributes, status, stamp_of(now) == stamp_of(status)
-            if now.st_size > most:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
-            status = now
-            os.lseek(descriptor, 0, os.SEEK_SET)
-    finally:
-        os.close(descriptor)

@@ -56,11 +56,51 @@ class StatCache:
     ``attributes`` has those of all that have any and a stamp, by path.
 
     Whoever publishes a step moves it on: `forget` every path of the step, then set ``commit``.
+
+    A scan of the whole tree leaves it ``complete``: what is not among the ``unsure`` names was then as ``commit`` has
+    it. From then on each name that may be another is to be added to these, and a scan need only look at them.
     """
 
     commit: str | None = None
     folders: dict[str, dict[str, Stamp]] = field(default_factory=dict[str, dict[str, Stamp]])
     attributes: dict[str, Attributes] = field(default_factory=dict[str, Attributes])
+    complete: bool = False
+    unsure: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """By directory, the names of which the next scan has to see what is there; "" is the directory itself."""
+    linked: set[int] = field(default_factory=set[int])
+    """The inodes of files of more than one name, all of which in the tree are unsure: they may change by another."""
+    files: int = 0
+    """About how many there are, and no fewer."""
+    _own: set[str] = field(default_factory=set[str])
+    """The directories of which `snapshot` has not given the names to anybody."""
+
+    def snapshot(self) -> Mapping[str, Mapping[str, Stamp]]:
+        """The stamps as they are now. What becomes known later changes nothing of it."""
+        self._own = set()
+        return self.folders.copy()
+
+    def names(self, folder: str) -> dict[str, Stamp] | None:
+        """The stamps of a directory, to be changed; None where it is not known."""
+        found = self.folders.get(folder)
+        if found is not None and folder not in self._own:
+            found = self.folders[folder] = found.copy()
+            self._own.add(folder)
+        return found
+
+    def replace(self, folder: str, stamps: dict[str, Stamp]) -> None:
+        """Have a directory that was listed have these stamps, which may be changed later."""
+        self.folders[folder] = stamps
+        self._own.add(folder)
+
+    def clear(self) -> None:
+        """Know nothing."""
+        self.folders.clear()
+        self.complete = False
+
+    def doubt(self, path: str) -> None:
+        """Have the next scan look at a path."""
+        folder, _, name = path.rpartition("/")
+        self.unsure.setdefault(folder, set()).add(name)
 
     def note(self, path: str, attributes: Attributes) -> None:
         """Remember the extended attributes of what was looked at."""
@@ -72,19 +112,24 @@ class StatCache:
     def forget(self, path: str) -> None:
         """Have the next scan read this path, and all below it if it was a directory."""
         folder, _, name = path.rpartition("/")
-        self.folders.get(folder, {}).pop(name, None)
+        if (names := self.names(folder)) is not None:
+            names.pop(name, None)
+        self.doubt(path)
         self.forget_itself(path)
         self.attributes.pop(path, None)
         if path in self.folders and path:
             below = f"{path}/"
             for known in [known for known in self.folders if known == path or known.startswith(below)]:
                 del self.folders[known]
+                self.unsure.pop(known, None)
             for known in [known for known in self.attributes if known.startswith(below)]:
                 del self.attributes[known]
 
     def forget_itself(self, path: str) -> None:
         """Have the next scan look at what a directory itself is; what is in it is as it was."""
-        self.folders.get(path, {}).pop("", None)
+        if (names := self.names(path)) is not None:
+            names.pop("", None)
+            self.unsure.setdefault(path, set()).add("")
 
     def differ(self, path: str, one: Entry | None, other: Entry | None) -> None:
         """Have the next scan look at a path that is in two states of the tree, of which one is what was seen."""

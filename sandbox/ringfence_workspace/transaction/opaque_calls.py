@@ -12,8 +12,9 @@ from ringfence_workspace.history.entries import Difference, Entry, is_directory
 from ringfence_workspace.history.scan import clock_ahead_ns
 from ringfence_workspace.transaction.aborted_calls import Aborted
 from ringfence_workspace.transaction.changes import ScannedFiles
+from ringfence_workspace.transaction.detection import Detector
 from ringfence_workspace.transaction.heartbeat import GRACE_NS, LivenessFile
-from ringfence_workspace.transaction.hold import HoldHandle
+from ringfence_workspace.transaction.hold import HoldDirectory, HoldHandle
 from ringfence_workspace.transaction.opaque_states import After, Base, ExcludedFile, ScanCommit, is_only_time
 from ringfence_workspace.transaction.restore import RestoreReport
 from ringfence_workspace.transaction.scans import Scans
@@ -48,18 +49,27 @@ class OpaqueCalls:
 
     def begin(self, hold: HoldHandle, *, outermost: bool) -> Base:
         """Look at the tree before an opaque call, and store it; see `Scans.before`. OSError: it cannot be."""
-        base = Base(self._scans.before(outermost=outermost))
-        self._hold_large(base.before.excluded, hold)
+        base = Base(self._scans.before(outermost=outermost), self._detector.how)
+        held = self._hold_large(base.before.excluded, hold)
+        self._scans.history.guard(None if held is None else held.descriptor)
         self._stamp.start()
         return base
 
-    def _hold_large(self, left: Mapping[str, ExcludedFile], hold: HoldHandle) -> None:
+    @property
+    def _detector(self) -> Detector:
+        return self._scans.history.detector
+
+    def _hold_large(self, left: Mapping[str, ExcludedFile], hold: HoldHandle) -> HoldDirectory | None:
         """Give the files that are too large for the store another name, in the hold: what the call removes is still
-        there then. Each call gives one, as its rollback may use it up. A file that cannot have one is not held."""
+        there then. Each call gives one, as its rollback may use it up. A file that cannot have one is not held. The
+        hold, if there is one then."""
+        held = hold.held
         for path, one in left.items():
             if one.reason == "too large":
                 with suppress(OSError):
-                    hold.make().new_link(path)
+                    held = hold.make()
+                    held.new_link(path)
+        return held
 
     def begun(self, base: Base) -> None:
         """The log has the record that a call begins with."""
@@ -73,7 +83,7 @@ class OpaqueCalls:
     def end(self) -> None:
         """The outermost call has ended."""
         self._stamp.stop()
-        self.any_open = self.contained = False
+        self.any_open = self.contained = self._detector.calling = False
 
     def changes(self, base: Base, version: int) -> list[Change]:
         """Look at the tree; what changed since a call began. An index of git that was refreshed is no change."""
@@ -96,6 +106,7 @@ class OpaqueCalls:
 
     def _look(self, base: Base, version: int) -> After:
         after = self._scans.after(base.before)
+        base.looked(self._detector.how)
         if self.contained:
             after = self._scans.disarmed(base.before, after)
         base.seen = version, after

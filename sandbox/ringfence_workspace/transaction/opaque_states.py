@@ -8,6 +8,7 @@ import stat
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, field
 
+from ringfence.participants import Detection
 from ringfence_workspace.history.commits import PreparedStep
 from ringfence_workspace.history.entries import Difference
 from ringfence_workspace.history.scan import Exclusion, ScanResult
@@ -152,10 +153,17 @@ class Base:
     """The tree to which an opaque call goes back."""
 
     before: ScanCommit
+    detection: Detection = "scan"
+    """How the looks at the tree were made, so far."""
     seen: tuple[int, After] | None = None
     """What the last look at the tree found, with the version of the workspace that was looked at."""
     tried: set[str] | None = None
     """The paths of the call, once a way back was begun."""
+
+    def looked(self, how: Detection) -> None:
+        """Another look was made so."""
+        if how != "watch":
+            self.detection = how
 
     def seen_at(self, version: int) -> After | None:
         """What a look at the tree has found, unless calls have gone on since."""

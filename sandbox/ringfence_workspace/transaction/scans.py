@@ -70,6 +70,7 @@ class Scans:
             OSError: the tree cannot be read, or the store not be written.
         """
         history, store = self.history, self.store
+        history.detector.begin(outermost=outermost)
         found = history.take_in() if outermost else history.scan(store.tip)
         tip = store.tip
         assert tip is not None, "the first call of all takes in the tree"

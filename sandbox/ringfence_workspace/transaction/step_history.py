@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from ringfence.participants import Step
 from ringfence_workspace.history.commits import REPLACED, CommitInfo, PreparedStep
-from ringfence_workspace.history.entries import Difference, Entry, Unknown
+from ringfence_workspace.history.entries import Difference, Entry, Unknown, is_directory
 from ringfence_workspace.history.scan import (
     Exclusion,
     Hides,
@@ -27,8 +28,10 @@ from ringfence_workspace.history.scan import (
 )
 from ringfence_workspace.history.stat_cache import Stamp, StatCache
 from ringfence_workspace.history.store import Store
+from ringfence_workspace.history.unsure_names import FullScanNeededError
 from ringfence_workspace.transaction.aborted_calls import RollbackKeeper, RolledBackCall
 from ringfence_workspace.transaction.changes import ScannedFiles, TypedChanges
+from ringfence_workspace.transaction.detection import Detector
 from ringfence_workspace.transaction.hold import HoldDirectory
 from ringfence_workspace.transaction.step_states import Differing
 from ringfence_workspace.tree.confined import Confined, Looks
@@ -47,11 +50,12 @@ _CACHE = "stat-cache"
 class StepHistory:
     """The history of one workspace."""
 
-    def __init__(self, files: Confined, store: Store, *, limits: ScanLimits) -> None:
+    def __init__(self, files: Confined, store: Store, *, limits: ScanLimits, detector: Detector) -> None:
         self._files = files
         self.store: Final = store
         self.keeper: Final = RollbackKeeper(files, store)
         self.limits = limits
+        self.detector: Final = detector
         self._prepared: Sequence[PreparedStep] = ()
         """The commit of a step that its commit record will make the newest, after what somebody else changed before."""
         self._cache: StatCache | None = None
@@ -211,26 +215,30 @@ class StepHistory:
 
         The cache stands for no commit after changes, until `stand_for` says which.
         """
-        store = self.store
-        if self._cache is None:
-            self._cache = StatCache.load(store.folder / _CACHE)
         now_hidden = self.hidden if hides is None else None
+        cache = self._loaded()
+        named = self._named(cache)
         if now_hidden is not None:
             now_hidden.forget_paths()
             hides = now_hidden.sees
-        scanner = Scanner(
+        scanner = partial(
+            Scanner,
             self._files.root,
-            store.states,
+            self.store.states,
             commit,
-            keep or store.add_blob,
-            self._cache,
+            keep or self.store.add_blob,
+            cache,
             limits=self.limits,
             hidden=self._files.is_reserved,
             progress=self.progress,
             hides=hides,
             separates=separates,
         )
-        found = scanner.scan()
+        found = None if named is None else self._scan_named(scanner, commit, named)
+        if found is None:
+            found = self._scan_all(scanner)
+        elif keep is None and self.detector.has_to_audit:  # a change that is found then is none of a call
+            self._audit(scanner, commit, found)
         worktrees = [path for path, reason in found.excluded.items() if reason == LINKED_WORKTREE]
         if now_hidden is not None:  # commands reach what is there
             now_hidden.find_below(worktrees)
@@ -242,6 +250,56 @@ class StepHistory:
         self._cache_saved = self._cache_saved and not (found.changes or found.read)
         return found
 
+    def _loaded(self) -> StatCache:
+        if self._cache is None:
+            self._cache = StatCache.load(self.store.folder / _CACHE)
+        return self._cache
+
+    def _named(self, cache: StatCache) -> Set[str] | None:
+        """Have the cache be unsure of what the watch names. The paths that may be hidden; None: all is to be scanned.
+
+        What is hidden is looked at each time."""
+        if not self.detector.add_events(cache):
+            return None
+        named = set[str]() if self.hidden is None else self.hidden.looked_at
+        for path in named:
+            cache.doubt(path)
+        return named
+
+    def _scan_named(self, scanner: partial[Scanner], commit: str | None, named: Set[str]) -> ScanResult | None:
+        """Look at what the cache is unsure of. None: that does not tell."""
+        cache = self._loaded()
+        try:
+            found = scanner(entered=self.detector.enter, clock=self.detector.clock).scan_unsure()
+        except FullScanNeededError:
+            return None
+        if self.hidden is not None and not self.hidden.looked_at <= named:  # a file is hidden now by another one
+            for path, state in found.changes.items():
+                (cache.forget_itself if is_directory(state) else cache.forget)(path)
+            cache.commit = commit
+            return None
+        self.detector.looked(found)
+        return found
+
+    def _audit(self, scanner: partial[Scanner], commit: str | None, found: ScanResult) -> None:
+        """Scan the whole tree after a look at what was named, to check the watch."""
+        cache, states = self._loaded(), self.store.states
+        cache.commit = commit  # but for what was found, of which it has the stamps
+        audited = scanner(clock=self.detector.clock).scan()
+        self.detector.audit(cache, found, audited, lambda path: states.entry(commit, path) if commit else None)
+        if found.changes:
+            cache.commit = None
+
+    def guard(self, hold: int | None) -> None:
+        """A call of programs begins: what it does in the hold, which is open if there is one, is a doubt."""
+        self.detector.guard(self._loaded(), hold)
+
+    def _scan_all(self, scanner: partial[Scanner]) -> ScanResult:
+        with self.detector.scanning() as entered:
+            found = scanner(entered=entered, clock=self.detector.clock).scan()
+        self.detector.scanned(found)
+        return found
+
     def stand_for(self, commit: str, differing: Iterable[Difference] = ()) -> None:
         """The tree that was scanned last is that of a commit, but for what is ``differing``."""
         assert self._cache is not None, "it was scanned"
@@ -251,10 +309,9 @@ class StepHistory:
 
     def known(self, commit: str) -> Mapping[str, Mapping[str, Stamp]]:
         """The stamps of what is in the tree as a commit has it, as far as an earlier scan left them."""
-        if self._cache is None:
-            self._cache = StatCache.load(self.store.folder / _CACHE)
-        follow(self._cache, self.store.states, commit)
-        return {folder: names.copy() for folder, names in self._cache.folders.items()}
+        cache = self._loaded()
+        follow(cache, self.store.states, commit)
+        return cache.snapshot()
 
     @property
     def attributes(self) -> Mapping[str, Attributes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import suppress
 from functools import partial
 
@@ -35,6 +35,8 @@ class HiddenTree:
         self._inodes: dict[Inode, tuple[str, int]] = {}
         """The path and the time of change, in nanoseconds, of each hidden inode when it was seen last."""
         self._numbers: set[int] = set()
+        self._links: set[str] = set()
+        """The paths of links with hidden names."""
         known = -1
         while known < len(self._paths):  # another hard link may come before the name that hides it
             known = len(self._paths)
@@ -83,8 +85,14 @@ class HiddenTree:
                     yield HiddenContent(file, head, b"\n".join(samples))
 
     def forget_paths(self) -> None:
-        """A scan begins, which calls `sees` for all that there is."""
+        """A scan begins, which calls `sees` for all that there is, or for what is `looked_at`."""
         self._paths = {}
+        self._links = set()
+
+    @property
+    def looked_at(self) -> Set[str]:
+        """The paths that every scan looks at: what is hidden, and links with hidden names."""
+        return self._paths.keys() | self._links
 
     def find_below(self, directories: Iterable[str]) -> None:
         """Find what is hidden in directories that no scan enters."""
@@ -105,6 +113,7 @@ class HiddenTree:
         is not hidden, whatever its path."""
         if stat.S_ISLNK(found.st_mode):
             if self.rule.hides(path):
+                self._links.add(path)
                 with suppress(OSError):
                     led_to = self._files.find(path)
                     if led_to.stat is None or is_spared(led_to.stat):

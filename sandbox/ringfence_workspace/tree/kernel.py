@@ -37,6 +37,9 @@ _BEFORE_EXCHANGE = ".old"
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 """As `os.fsencode` has them, which looks first whether it is given a text."""
 
+_PLAIN = re.compile(rb"[\w/.+-]+")
+"""A path that the kernel writes as it is."""
+
 _hooks: list[Callable[[str], None]] = []
 
 
@@ -231,7 +234,10 @@ def mounts_below(path: str) -> list[str]:
     """What is mounted below a host directory, or on it; nothing where the kernel does not say."""
     found: list[str] = []
     with suppress(OSError), open("/proc/self/mountinfo", "rb") as table:
-        for line in table:
+        lines, plain = table.readlines(), os.fsencode(path)
+        for line in lines:
+            if _PLAIN.fullmatch(plain) and plain not in line:
+                continue
             raw = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4])
             place = os.fsdecode(raw)
             if f"{place}/".startswith(f"{path}/"):
