@@ -193,6 +193,7 @@ def _spec(task: BatchTask, place: Path, seconds: float | None) -> RunSpec:
         allow_git=task.allow_git,
         store=place / "store",
         project=local_source(task),
+        detect="scan",  # a machine has watches for few of so many trees
     )
 
 

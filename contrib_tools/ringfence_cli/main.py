@@ -19,6 +19,7 @@ from ringfence_cli.options import (
     ALLOW_GIT,
     ASK,
     ASK_TIMEOUT,
+    DETECT,
     IMAGE,
     POLICY,
     RECEIPTS,
@@ -41,6 +42,7 @@ from ringfence_tools.runs.signals import Signals
 if TYPE_CHECKING:
     from typing import Literal
 
+    from ringfence_sandbox import Detect
     from ringfence_tools.runs.place import WorkspaceKind
 
 STANDARD_ERROR = 2
@@ -125,6 +127,7 @@ def ringfence() -> None:
 @SECTION
 @POLICY
 @ALLOW_GIT
+@DETECT
 @WITH_IGNORED
 @hiding
 @ASK
@@ -175,6 +178,7 @@ def run(invocation: Invocation, **given: Any) -> int:
 @SECTION
 @POLICY
 @ALLOW_GIT
+@DETECT
 @hiding
 @ASK
 @ASK_TIMEOUT
@@ -196,6 +200,7 @@ def serve(
     sections: tuple[str, ...],
     policies: tuple[str, ...],
     allow_git: bool,
+    detect: Detect,
     hidden_globs: tuple[str, ...],
     no_hide: bool,
     asks: tuple[str, ...],
@@ -219,7 +224,7 @@ def serve(
         place = place_of(workspace, given)
         limits = RunLimits(policies, place=place, sections=sections, asks=asks, ask_seconds=ask_seconds)
         hide = hidden_of(hidden_globs, no_hide, directory)
-        spec = RunSpec(directory, limits=limits, hide=hide, allow_git=allow_git)
+        spec = RunSpec(directory, limits=limits, hide=hide, allow_git=allow_git, detect=detect)
         options = ServeOptions(spec, http, allow_host, receipts, read_only, max_answer)
         return serve(options, invocation.signals)
     except ModuleNotFoundError as error:

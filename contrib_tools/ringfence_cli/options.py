@@ -209,6 +209,13 @@ ALLOW_GIT = click.option(
     is_flag=True,
     help="Let commands change git's own data: commit, stash, check out. Hooks and settings stay as they are.",
 )
+DETECT = click.option(
+    "--detect",
+    type=click.Choice(["auto", "watch", "scan"]),
+    default="auto",
+    help="How changes of commands are found: by a scan of all files around each, by a watch (inotify) that names what "
+    "to look at, or by a watch where there can be one.  [default: auto]",
+)
 _HIDING = (
     click.option(
         "--hide",

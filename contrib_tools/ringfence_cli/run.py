@@ -74,6 +74,7 @@ from ringfence_tools.runs.unused_patterns import unused_patterns
 
 if TYPE_CHECKING:
     from ringfence_cli.terminal import Terminal
+    from ringfence_sandbox import Detect
     from ringfence_tools.runs.report import ReportFile, Split
 
 
@@ -98,6 +99,7 @@ class RunCommand:
     policies: tuple[str, ...]
     with_ignored: bool
     allow_git: bool
+    detect: Detect
     hide: HiddenFiles | None
     asks: tuple[str, ...]
     ask_seconds: float | None
@@ -141,7 +143,9 @@ class RunCommand:
             self.ask_seconds,
             self.max_repeats,
         )
-        return RunSpec(self.directory, self.model, limits, self.hide, self.with_ignored, self.allow_git)
+        return RunSpec(
+            self.directory, self.model, limits, self.hide, self.with_ignored, self.allow_git, detect=self.detect
+        )
 
 
 @dataclass(frozen=True, slots=True)

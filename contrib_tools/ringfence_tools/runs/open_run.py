@@ -84,7 +84,14 @@ def open_run(
                 say(line)
             workspace: RunWorkspace = in_memory(directory, hide, spec.store)
         else:
-            opened = on_disk(directory, hide=hide, store=spec.store, quiet=quiet, cancellation=cancellation)
+            opened = on_disk(
+                directory,
+                hide=hide,
+                store=spec.store,
+                quiet=quiet,
+                cancellation=cancellation,
+                detect=spec.detect,
+            )
             workspace = disk = stack.enter_context(closing(opened))
             if resumed is not None:
                 limits = resumed(limits)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,6 +21,9 @@ from ringfence_tools.runs.place import Place
 from ringfence_tools.runs.recovered_call import describe_recovery
 from ringfence_tools.runs.run_workspace import DiskWorkspace, MemoryWorkspace
 
+if TYPE_CHECKING:
+    from ringfence_sandbox import Detect
+
 
 def on_disk(
     directory: Path,
@@ -28,8 +32,9 @@ def on_disk(
     store: Path | None = None,
     quiet: bool = False,
     cancellation: Cancellation | None = None,
+    detect: Detect = "auto",
 ) -> DiskWorkspace:
-    """Open a workspace on disk. ``hide`` and ``store`` are as for `Workspace.open`.
+    """Open a workspace on disk. ``hide``, ``store`` and ``detect`` are as for `Workspace.open`.
 
     Raises:
         CallCancelledError: ``cancellation`` was cancelled while the tree was recorded.
@@ -43,7 +48,7 @@ def on_disk(
                     cancellation.check()
                 show(files)
 
-            return DiskWorkspace(directory, store=store, hide=hide, progress=progress)
+            return DiskWorkspace(directory, store=store, hide=hide, progress=progress, detect=detect)
     except WorkspaceLockedError as error:
         raise BusyError(str(error)) from None
     except RestoreFailedError as error:

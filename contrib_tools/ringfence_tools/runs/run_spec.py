@@ -11,6 +11,7 @@ from ringfence_tools.runs.run_limits import RunLimits
 
 if TYPE_CHECKING:
     from ringfence.filesystem.hidden import HiddenFiles
+    from ringfence_sandbox import Detect
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,9 @@ class RunSpec:
     """Where the history of a copy is, which has no owner and no earlier runs. None: where the directory has it."""
     project: Path | None = None
     """The directory that a container's image was built for, if it is another one."""
+
+    detect: Detect = "auto"
+    """How changes of commands are found, as for `HostFilesystem`."""
 
     @property
     def place(self) -> Place:

@@ -43,7 +43,7 @@ from ringfence_tools.runs.write_back import write_back
 from ringfence_tools.sections import VfsToolsSection
 
 if TYPE_CHECKING:
-    from ringfence_sandbox import PodmanSandbox
+    from ringfence_sandbox import Detect, PodmanSandbox
 
 MAX_BYTES = 1 << 30
 GIT = ".git"
@@ -232,10 +232,11 @@ class DiskWorkspace:
         store: Path | None = None,
         hide: HiddenFiles | None = None,
         progress: Callable[[int], None] | None = None,
+        detect: Detect = "auto",
     ) -> None:
-        """``store`` and ``hide`` are as for `Workspace.open`, which says what is raised."""
+        """``store``, ``hide`` and ``detect`` are as for `Workspace.open`, which says what is raised."""
         self.directory = directory
-        self.history = Workspace.open(directory, store=store, hide=hide, progress=progress)
+        self.history = Workspace.open(directory, store=store, hide=hide, progress=progress, detect=detect)
         self.mount_point = self.history.root
         self.left_out: Sequence[LeftOut] = [
             LeftOut(
