@@ -155,6 +155,24 @@ def test_it_is_there_when_the_workspace_is_opened_again(root: Path, workspace: W
         assert [entry.number for entry in again.aborted()] == [2, 1]
 
 
+def test_it_outlives_a_kill_after_the_rollback(root: Path) -> None:
+    def work(announce: Callable[[str], None]) -> None:
+        workspace = opened(root)
+        failed(workspace, everything)
+        announce("rolled back")
+
+    assert killed_at(0, work)
+    with opened(root, read_only=True) as looking:
+        seen = looking.aborted()
+        patch = looking.aborted_step(1).patch
+    assert [entry.paths for entry in seen] == [CHANGED]
+    with opened(root) as again:
+        assert again.aborted() == seen
+        assert again.aborted_step(1).patch == patch
+    assert kept(root, 1, "n/o/new.txt") == b"last\n"
+    fsck(root.parent / "store/history")
+
+
 def test_a_call_within_a_call_is_kept_as_a_call_of_its_own(root: Path, workspace: Workspace) -> None:
     with held_call(workspace.filesystem, call_id="outer") as outer:
         workspace.filesystem.for_call(outer).write("a.txt", "the outer one")
