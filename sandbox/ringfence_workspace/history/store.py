@@ -23,9 +23,11 @@ from ringfence.errors import TransactionError, format_error
 from ringfence.participants import Step
 from ringfence_workspace.history.aborted import AbortedCalls
 from ringfence_workspace.history.commits import (
+    MOST_PATHS,
     CommitInfo,
     CommitLinks,
     CommitRecord,
+    ParsedMessage,
     PreparedStep,
     format_message,
     parse_message,
@@ -200,6 +202,7 @@ class Store:
             self.objects.log.wait_for_objects()
         except BaseException:
             self.objects.log.abandon()
+            self._records.clear()
             raise
         return PreparedStep(commit, parent, number, newest, root, tuple(path for path, _ in found), unknown)
 
@@ -233,9 +236,12 @@ class Store:
             self.objects.add(TREE, tree).hex().encode(),
             b"parent %b\n" % parent.encode() if parent is not None else b"",
             *[b"%b %d +0000" % (_AUTHOR, max(0, int(info.created_at.timestamp())))] * 2,
-            format_message(info, number, changed, self._links(info, number, parent)),
+            format_message(info, number, changed, links := self._links(info, number, parent)),
         )
-        return self.objects.add(COMMIT, raw).hex()
+        commit = self.objects.add(COMMIT, raw).hex()
+        paths = tuple(path for path, _ in changed) if len(changed) <= MOST_PATHS else None
+        self._remember(CommitRecord(commit, parent, ParsedMessage(info, number, paths, links)))
+        return commit
 
     def _links(self, info: CommitInfo, number: int | None, parent: str | None) -> CommitLinks:
         earlier, start = None, ""
@@ -341,10 +347,13 @@ class Store:
             parsed = self._parsed(commit)
             parents = [] if commit in self._shallow else parsed.parents
             message = parse_message(parsed.message)
-            if len(self._records) >= _RECORDS:
-                self._records.clear()
-            self._records[commit] = CommitRecord(commit, parents[0].decode() if parents else None, message)
+            self._remember(CommitRecord(commit, parents[0].decode() if parents else None, message))
         return self._records[commit]
+
+    def _remember(self, record: CommitRecord) -> None:
+        if len(self._records) >= _RECORDS:
+            self._records.clear()
+        self._records[record.commit] = record
 
     def _parsed(self, commit: str) -> Commit:
         return read_commit(self.objects, commit)
