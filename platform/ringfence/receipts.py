@@ -128,6 +128,14 @@ class Receipt:
     """The id of the call around this one, if there was one."""
     detection: Detection | None = None
     """How the changes of an opaque call were found."""
+    began_at: datetime | None = None
+    """When a call began that somebody else ran: at its look."""
+    agent: str = ""
+    """The agent or sub-agent whose call somebody else ran, as they name it."""
+    prompt_id: str = ""
+    """The id of the prompt that such a call belongs to."""
+    approved_by: str = ""
+    """Who approved such a call before it ran, as they name them."""
 
     @property
     def diff_bytes(self) -> tuple[int, int]:

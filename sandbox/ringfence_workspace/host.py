@@ -508,6 +508,29 @@ class HostFilesystem(Transactional):
             self._admit()
             return self._transactions.note_process(process)
 
+    def look(self, paths: tuple[str, ...] | None) -> bytes:
+        """Have the history have the tree as it is, or these paths of it. Return what it cannot have, for `adopt`.
+
+        Raises:
+            TransactionError: the running call has changed files.
+            OSError: the tree cannot be read, or the store not be written.
+        """
+        with self.lock.mutex:
+            self._admit()
+            return self._transactions.look(paths)
+
+    def adopt(self, more: bytes, paths: tuple[str, ...] | None) -> None:
+        """Have the running call be one that somebody else ran. ``more`` is what was kept of its look. Raises
+        TransactionError where it is a part of another call, or has changed files itself."""
+        with self.lock.mutex:
+            self._admit()
+            self._transactions.adopt(more, paths)
+
+    def deny_adopted(self) -> None:
+        """Have the end of the adopted call take back what it changed. OSError: that cannot begin."""
+        with self.lock.mutex:
+            self._transactions.deny_adopted()
+
     def contents(self, mark: Savepoint) -> Contents | None:
         changed = self._transactions.changed_files(mark)
         return None if changed is None else (changed.before, changed.after)

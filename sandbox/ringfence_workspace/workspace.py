@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Collection, Generator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import TransactionError
 from ringfence.participants import Step
@@ -24,6 +24,7 @@ from ringfence_workspace.history.store_roots import check_format
 from ringfence_workspace.history.undo_plan import DROPPED, NOT_EMPTY, Planner, ReversalOutcome, ReversalPlan
 from ringfence_workspace.history_stores import begin_temporary_store
 from ringfence_workspace.host import Durability, HostFilesystem
+from ringfence_workspace.looks import AdoptedCall, CallOrigin, Looks
 from ringfence_workspace.transaction.detection import Detect
 from ringfence_workspace.transaction.interrupted_calls import (
     KilledCall,
@@ -112,6 +113,7 @@ class Workspace(WorkspaceHistory):
         super().__init__(filesystem, store)
         self._history = history
         self._commands = WorkspaceCommands(filesystem, Session())
+        self._looks: Looks | None = None
         self._closed = False
         self._left_out_first: Mapping[str, tuple[Exclusion, object]] = {}
         self._tip_first = store.tip
@@ -419,6 +421,112 @@ class Workspace(WorkspaceHistory):
         rules = CommandRules(policies, on_error, dry_run)
         return self._commands.run(request, rules, leave_running=leave_running, cancellation=cancellation)
 
+    async def arun(self, command: str | Sequence[str], **options: Any) -> CommandResult:
+        """`run` in a thread. If this task is cancelled, the command is ended and rolled back before this raises."""
+        from ringfence_workspace.async_calls import in_thread
+
+        return await in_thread(lambda cancellation: self.run(command, cancellation=cancellation, **options))
+
+    def atransaction(self, tag: str, **options: Any) -> AbstractAsyncContextManager[WorkspaceTransaction]:
+        """`transaction` for ``async with``: it begins and ends in a thread. A cancellation of the block rolls back."""
+        from ringfence_workspace.async_calls import in_transaction
+
+        return in_transaction(lambda: self.transaction(tag, **options))
+
+    async def abegin_look(self, *, paths: Collection[str] | None = None) -> str:
+        """`begin_look` in a thread."""
+        from ringfence_workspace.async_calls import in_thread
+
+        return await in_thread(lambda cancellation: self.begin_look(paths=paths))
+
+    async def aadopt(self, mark: str, *, tool: str, **options: Any) -> AdoptedCall:
+        """`adopt` in a thread. If this task is cancelled, it is done all the same before this raises."""
+        from ringfence_workspace.async_calls import in_thread
+
+        return await in_thread(lambda cancellation: self.adopt(mark, tool=tool, **options))
+
+    def begin_look(self, *, paths: Collection[str] | None = None) -> str:
+        """Look at the files before somebody else runs a call, and return a mark of the look for `adopt`.
+
+        Nothing stays open: no lock, no transaction, no thread. What is different later and is never adopted is
+        somebody else's change. With ``paths`` only these files, and what is below them, are looked at. `gc` keeps what
+        a mark needs for 7 days.
+
+        Raises:
+            ParticipantBusyError: a call did not end in time.
+            TransactionError: it is made in a tool call that has changed files.
+            PermissionError: the workspace was opened read-only, or a path leads out of it.
+        """
+        with self._with_looks("begin_look") as looks:
+            return looks.begin(paths)
+
+    def drop_look(self, mark: str) -> None:
+        """Forget a look. Raises ValueError for an unknown one, and PermissionError where it was opened read-only."""
+        with self._with_looks("drop_look") as looks:
+            looks.check(mark)
+            looks.drop(mark)
+
+    def adopt(
+        self,
+        mark: str,
+        *,
+        tool: str,
+        call_id: str | None = None,
+        session_id: str = "",
+        paths: Collection[str] | None = None,
+        policies: Sequence[Policy] = (),
+        begin_next: bool = False,
+        agent: str = "",
+        prompt_id: str = "",
+        parent_call: str = "",
+        approved_by: str = "",
+        client: str = "",
+        params: object = None,
+    ) -> AdoptedCall:
+        """Make what has changed since a look one step of a call that somebody else ran, or take it back.
+
+        What steps, commands and looks have recorded meanwhile is not part of it. If a policy denies it, the files are
+        restored, and what they were is kept, as after any rollback; `.git` in the root is restored too, but for objects
+        that came. While a git command holds a lock there, that is waited for, up to 10 seconds; then `.git` stays, and
+        is among the conflicts. ``paths`` are those of the look: only these files are looked at. A mark is adopted once.
+        With ``begin_next`` the result has the mark of another look, with which the next call begins.
+
+        The other arguments say in the receipt whose call it was.
+
+        Raises:
+            ValueError: the mark is unknown, or was adopted or dropped. Nothing is changed.
+            ParticipantBusyError: another call did not end in time.
+            TransactionError: it is adopted within another call.
+            PermissionError: the workspace was opened read-only.
+            RestoreFailedError: the rollback could not be completed.
+        """
+        with self._with_looks("adopt") as looks:
+            looks.check(mark)
+        origin = CallOrigin(
+            tool, call_id, session_id, agent, prompt_id, parent_call, approved_by, client, params=params
+        )
+        with reporting_damage(self._store.folder, (KeyError,)):
+            found = looks.adopt(mark, origin, paths=paths, policies=policies)
+        with self._with_looks("adopt"):
+            looks.drop(mark)
+            return replace(found, mark=looks.begin(None)) if begin_next else found
+
+    @contextmanager
+    def _with_looks(self, tool: str) -> Generator[Looks]:
+        self._check_writable(tool)
+        with reporting_damage(self._store.folder, (KeyError,)), self.transaction(tool, opaque=False):
+            yield self._known_looks()
+
+    def _known_looks(self) -> Looks:
+        if self._looks is None:
+            self._looks = Looks(self.filesystem, self._store)
+        return self._looks
+
+    def _check_writable(self, tool: str) -> StepHistory:
+        if self._history is None:
+            raise PermissionError(f"{tool} changes the workspace, and this one was opened read-only")
+        return self._history
+
     def checkpoint(self, name: str) -> NamedStep:
         """Give the newest step, with what others have changed since, a name: a point that `restore` and `diff` take
         and `gc` keeps, until `drop_checkpoint`. A tool call that gives one and then fails does not take it back.
@@ -437,6 +545,7 @@ class Workspace(WorkspaceHistory):
     def gc(self, keep: int) -> int:
         """Drop what the newest `keep` steps and the named ones do not need; the bytes that this gave back."""
         with self._alone("gc"):
+            self._known_looks().expire()
             return self._store.gc(keep)
 
     def _look(self) -> ScanResult:
@@ -447,13 +556,12 @@ class Workspace(WorkspaceHistory):
     def _alone(self, tool: str) -> Generator[tuple[WorkspaceTransaction, StepHistory]]:
         """A transaction over the filesystem, with the tree as it is now in the history. In a tool call it is part of
         that, which then makes the step."""
-        if self._history is None:
-            raise PermissionError(f"{tool} changes the workspace, and this one was opened read-only")
+        history = self._check_writable(tool)
         with reporting_damage(self._store.folder, (KeyError,)), self.transaction(tool, opaque=False) as transaction:
             if self.filesystem.has_uncommitted:
                 raise TransactionError(f"{tool} is for a tool call of its own: this one has changed files before")
             self._look()
-            yield transaction, self._history
+            yield transaction, history
 
     def _made(self, transaction: WorkspaceTransaction, history: StepHistory) -> Step | None:
         last = history.last

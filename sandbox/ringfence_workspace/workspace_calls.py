@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -145,7 +145,10 @@ class WorkspaceTransaction:
         params: object = None,
         dry_run: bool = False,
         cancellation: Cancellation | None = None,
+        describe: Callable[[Receipt], Receipt] = lambda receipt: receipt,
+        on_denial: Callable[[], object] = lambda: None,
     ) -> None:
+        """``describe`` adds to the receipt. ``on_denial`` is called before the rollback of what a policy has denied."""
         self.step: Step | None = None
         """The step that it has become. None before its end, where it changed nothing, and within another call."""
         self.receipt: Receipt | None = None
@@ -161,6 +164,8 @@ class WorkspaceTransaction:
         self._params = params
         self._dry_run = dry_run
         self._cancellation = cancellation
+        self._describe = describe
+        self._on_denial = on_denial
         self._judge: PolicyJudge | None = None
         self._transaction: Transaction | None = None
         self._is_rolled_back = False
@@ -243,7 +248,11 @@ class WorkspaceTransaction:
 
     def _settle(self, transaction: Transaction, receipt: Receipt) -> Receipt:
         assert self._judge is not None
-        self._judge.judge_effects(transaction, self.result)
+        try:
+            self._judge.judge_effects(transaction, self.result)
+        except CallDeniedError:
+            self._on_denial()
+            raise
         transaction.check_problems()
         if self._cancellation is not None:
             self._cancellation.check()
@@ -255,12 +264,13 @@ class WorkspaceTransaction:
     def _described(self, receipt: Receipt) -> Receipt:
         verdicts = () if self._judge is None else tuple(self._judge.verdicts)
         exit_code: object = getattr(self.result.value, "exit_code", None)
-        return replace(
+        described = replace(
             receipt,
             params=self._params,
             policies=verdicts,
             exit_code=exit_code if type(exit_code) is int else None,
         )
+        return self._describe(described)
 
     def _end_without_commit(self, error: BaseException, started: datetime, seconds: float) -> None:
         self.receipt = None

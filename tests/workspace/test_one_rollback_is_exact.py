@@ -91,7 +91,13 @@ def transaction_raises(workspace: Workspace, root: Path, script: str) -> None:
         _ = 1 / 0
 
 
-WAYS = {"a failure": run_fails, "a denial": run_is_denied, "an exception": transaction_raises}
+def look_is_denied(workspace: Workspace, root: Path, script: str) -> None:
+    mark = workspace.begin_look()
+    subprocess.run(script, shell=True, cwd=root, check=True)
+    assert workspace.adopt(mark, tool="Bash", policies=[PathPolicy(allow=["/nothing"])]).outcome == "denied"
+
+
+WAYS = {"a look": look_is_denied, "a failure": run_fails, "a denial": run_is_denied, "an exception": transaction_raises}
 
 
 def needs(script: str) -> None:
@@ -104,7 +110,7 @@ def needs(script: str) -> None:
 def test_it_is_as_before_the_call(root: Path, workspace: Workspace, way: str, property_name: str) -> None:
     script = PROPERTIES[property_name]
     needs(script)
-    if way == "a denial" and property_name in ("mtime", "extended attributes", "owners"):
+    if way in ("a denial", "a look") and property_name in ("mtime", "extended attributes", "owners"):
         pytest.skip("no policy is asked about these alone")
     before = everything(root)
     WAYS[way](workspace, root, script)

@@ -13,6 +13,7 @@ from ringfence_workspace.history.scan import clock_ahead_ns
 from ringfence_workspace.transaction.aborted_calls import Aborted
 from ringfence_workspace.transaction.changes import ScannedFiles
 from ringfence_workspace.transaction.detection import Detector
+from ringfence_workspace.transaction.git_at_work import is_in_git, is_new_object, wait_for_git
 from ringfence_workspace.transaction.heartbeat import GRACE_NS, LivenessFile
 from ringfence_workspace.transaction.hold import HoldDirectory, HoldHandle
 from ringfence_workspace.transaction.opaque_states import After, Base, ExcludedFile, ScanCommit, is_only_time
@@ -70,6 +71,22 @@ class OpaqueCalls:
                     held = hold.make()
                     held.new_link(path)
         return held
+
+    def look(self, paths: tuple[str, ...] | None) -> bytes:
+        """See `Scans.look`."""
+        return self._scans.look(paths)
+
+    def adopt(self, more: bytes, paths: tuple[str, ...] | None) -> Base:
+        """The tree before a call that somebody else ran: that of the newest commit. Nothing is written."""
+        return Base(self._scans.before_adopted(more, paths))
+
+    def take_back(self, base: Base) -> None:
+        """A call that was adopted is about to be rolled back. OSError: the liveness file cannot be written."""
+        base.before.git_stays = self._changes_git(base) and not wait_for_git(self._files)
+        self._stamp.start()
+
+    def _changes_git(self, base: Base) -> bool:
+        return base.seen is not None and any(is_in_git(item.path) for item in base.seen[1].differing)
 
     def begun(self, base: Base) -> None:
         """The log has the record that a call begins with."""
@@ -170,6 +187,10 @@ class OpaqueCalls:
 
     def _way(self, before: ScanCommit, after: After, judge: Judge, hold: HoldHandle) -> TreeRollback:
         states, hidden = self._scans.store.states, self._scans.history.hidden
+        if before.adopted:  # a commit that somebody else makes meanwhile needs what it adds
+            after = After(after.found, [one for one in after.differing if not is_new_object(one)])
+        if before.git_stays:
+            judge = _sparing_git(judge)
         return TreeRollback(self._files, self._renames, hold, states, before, after, judge, hidden)
 
     def _go(self, way: TreeRollback, note: Note, aborted: Aborted) -> RestoreReport:
@@ -179,6 +200,13 @@ class OpaqueCalls:
         self._scans.sync()
         done.notes[:0] = [*_rollback_notes(told, aborted), *aborted.notes]
         return done
+
+
+def _sparing_git(judge: Judge) -> Judge:
+    def spare(item: Difference, here: os.stat_result | None) -> bool:
+        return not is_in_git(item.path) and judge(item, here)
+
+    return spare
 
 
 def _ended(files: Confined, limit_ns: int, kept: Mapping[str, Entry], ctimes_ns: Mapping[str, int]) -> Judge:

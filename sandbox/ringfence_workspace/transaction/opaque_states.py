@@ -77,6 +77,12 @@ class ScanCommit:
     room: int = 0
     """How many bytes may be kept of what the call makes, should it be taken back: of what the disk had left before the
     call, which a rollback needs where the tree is on it, too."""
+    paths: tuple[str, ...] | None = None
+    """What alone is looked at, where a call of somebody else's names its files."""
+    adopted: bool = False
+    """Whether somebody else ran the call, and only looks at the tree were made around it."""
+    git_stays: bool = False
+    """Whether git's own data stays as it is, since a git command is at work in it."""
     _by_inode: dict[int, Stamp] | None = field(default=None, init=False)
     _excluded_inodes: set[tuple[int, int]] | None = field(default=None, init=False)
 
@@ -126,11 +132,15 @@ class ScanCommit:
     def more(self) -> bytes:
         """What the log is to have besides the commit."""
         left = {path: astuple(one) for path, one in self.excluded.items()}
-        return json.dumps([left, attributes_json(self.attributes), self.room]).encode()
+        found = [left, attributes_json(self.attributes), self.room]
+        return json.dumps([*found, self.paths, self.git_stays] if self.adopted else found).encode()
 
     def with_more(self, more: bytes) -> ScanCommit:
         """With what `more` gave."""
-        left, attributes, self.room = json.loads(more)
+        left, attributes, self.room, *adopted = json.loads(more)
+        if adopted:
+            self.adopted, self.git_stays = True, adopted[1]
+            self.paths = None if adopted[0] is None else tuple(adopted[0])
         self.excluded = {path: ExcludedFile(*row) for path, row in left.items()}
         self.attributes = attributes_from_json(attributes)
         return self
@@ -159,6 +169,8 @@ class Base:
     """What the last look at the tree found, with the version of the workspace that was looked at."""
     tried: set[str] | None = None
     """The paths of the call, once a way back was begun."""
+    is_denied: bool = False
+    """Of a call that is adopted: whether it is to be taken back. Whatever else goes wrong, what it did stays."""
 
     def looked(self, how: Detection) -> None:
         """Another look was made so."""

@@ -21,11 +21,12 @@ from ringfence.participants import Change, FileVersion
 from ringfence_workspace.history.commits import CommitInfo, PreparedStep
 from ringfence_workspace.history.entries import Difference, Entry, Unknown, blob_id, is_directory
 from ringfence_workspace.history.scan import Exclusion, Hides, ScanResult, Separates
-from ringfence_workspace.history.stat_cache import Stamp
+from ringfence_workspace.history.stat_cache import Stamp, stamp_of
 from ringfence_workspace.history.store import Store
 from ringfence_workspace.history.trees import walk
 from ringfence_workspace.transaction.aborted_calls import Aborted, noting_failure
 from ringfence_workspace.transaction.changes import ScannedFiles
+from ringfence_workspace.transaction.named_files import NamedFiles
 from ringfence_workspace.transaction.opaque_states import (
     SEPARATE,
     After,
@@ -80,6 +81,37 @@ class Scans:
         room = free_bytes(store.folder) // 4
         return ScanCommit(commit, prepared, history.known(commit), found.stamps, left, history.attributes, room)
 
+    def look(self, paths: tuple[str, ...] | None) -> bytes:
+        """Take in what somebody else has changed, at these paths alone or everywhere. Return what no commit has of the
+        tree, for `before_adopted`."""
+        history, store = self.history, self.store
+        if paths is None:
+            history.look()
+        else:
+            found = self.after(self.before_adopted(b"", paths)).found.known()
+            if found:
+                store.publish(store.prepare(found, CommitInfo("external", datetime.now(UTC))))
+        left: dict[str, ExcludedFile] = {}
+        for path, (reason, _) in history.left_out.items():
+            here = self._look(path)
+            left[path] = self._excluded(path, reason, None if here is None else stamp_of(here))
+        attributes = history.attributes
+        if not (left or attributes):
+            return b""
+        return ScanCommit("", excluded=left, attributes=attributes).more()
+
+    def before_adopted(self, more: bytes, paths: tuple[str, ...] | None) -> ScanCommit:
+        """What the newest commit has, as the state before a call that somebody else ran. ``more`` is of its look."""
+        tip = self.store.tip
+        assert tip is not None, "an opened workspace has a baseline"
+        before = ScanCommit(tip, None)
+        if paths is None:
+            before.known = self.history.known(tip)
+        if more:
+            before.with_more(more)
+        before.adopted, before.paths, before.room = True, paths, free_bytes(self.store.folder) // 4
+        return before
+
     def _prepare(
         self, tip: str, found: ScanResult, left: Mapping[str, ExcludedFile]
     ) -> tuple[str, PreparedStep | None]:
@@ -119,6 +151,18 @@ class Scans:
         self._keep_root_open(before.commit)
         keeper = _Keeper(self.store, before.room)
         hides, separates = self._hides_since(before), _separates_since(before)
+        if before.paths is not None:
+            files = NamedFiles(
+                self._files,
+                self.store.states,
+                before.commit,
+                keeper.keep,
+                limits=self.history.limits,
+                hides=hides,
+            )
+            found = files.look(before.paths)
+            keeper.flush()
+            return After(found, sorted(self._differing(before, found), key=lambda one: one.path))
         found = self.history.scan(before.commit, keeper.keep, hides=hides, separates=separates)
         keeper.flush()
         differing = self._without_outer_names(before, sorted(self._differing(before, found), key=lambda one: one.path))

@@ -137,6 +137,13 @@ class StepHistory:
         differences = self.store.states.differences(tip, now.commit)
         return {path: state for path, _, state in differences if not self._files.is_reserved(path)}
 
+    def publish(self) -> None:
+        """Make the step that was recorded last the newest of the history: no call is in the log that would do so.
+
+        Raises OSError where it cannot be written. The history is as it was."""
+        for prepared in self._prepared:
+            self.store.publish(prepared)
+
     def ended(self, step: Step | None) -> None:
         """The open call has ended; the log has its commit record, where it made a step. Must not fail."""
         prepared, self._prepared = self._prepared, ()

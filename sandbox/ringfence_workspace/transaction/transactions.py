@@ -184,6 +184,39 @@ class Transactions:
             undo.held.displaced.clear()
         undo.written.forget()  # a file may come to have the stamp that another one had
 
+    def look(self, paths: tuple[str, ...] | None) -> bytes:
+        """Have the newest commit have the tree as it is, or these paths of it. Return what no commit has."""
+        if self.has_changes:
+            raise TransactionError("a look is made outside of calls that have changed files")
+        if self._opaque is None:
+            self._opaque = self._new_opaque()
+        return self._opaque.look(paths)
+
+    def adopt(self, more: bytes, paths: tuple[str, ...] | None) -> None:
+        """Have the open call be one that somebody else ran: its changes are what differs from the newest commit. Until
+        it is to be taken back, nothing is written that a recovery would act on.
+
+        Raises:
+            TransactionError: it is a part of another call, or has changed files itself.
+        """
+        if len(self.undo.savepoints) != 1 or self.has_changes:
+            raise TransactionError("a call of somebody else's is adopted in a call of its own")
+        if self._opaque is None:
+            self._opaque = self._new_opaque()
+        savepoint = self.undo.savepoints[0]
+        savepoint.base, savepoint.opaque = self._opaque.adopt(more, paths), True
+
+    def deny_adopted(self) -> None:
+        """Have the rollback of the adopted call take back what somebody else's call did. OSError: it cannot begin."""
+        base = self.undo.savepoints[0].base
+        assert base is not None
+        assert self._opaque is not None
+        self.undo.find_holding()
+        self._opaque.take_back(base)
+        self.undo.log.write({"opaque": base.before.commit}, blob=base.before.more())
+        self._opaque.begun(base)
+        base.is_denied = True
+
     def note_process(self, process: CallProcess) -> int:
         """Have the log name a process that recovery is to end; the descriptor that it may stamp. TransactionError
         outside of opaque calls."""
@@ -198,6 +231,9 @@ class Transactions:
             self._leave(savepoint)
             return None
         step = self._step(savepoint, receipt)
+        if step is not None and savepoint.base is not None and savepoint.base.before.adopted:
+            assert self._history is not None
+            self._history.publish()
         if self.undo.log.begun:
             self._sync_directories()
             if self.power and savepoint.base is not None:
@@ -292,6 +328,8 @@ class Transactions:
             if self.power and self.undo.log.begun:  # before the next record puts on the disk that it is undone
                 sync_filesystem(self.files.root)
             self._note_restored(savepoint, report)
+        elif savepoint.base.before.adopted and not savepoint.base.is_denied:
+            notes, report = list[str](), RestoreReport()
         else:
             notes, report = list[str](), self._go_to_base(savepoint, savepoint.base)
         self.undo.read_set.clear()
