@@ -30,6 +30,7 @@ TIMED = (
     "mcp_call.py",
     "rendering.py",
     "shell.py",
+    "commands.py",
 )
 FILES = (*TIMED, "imports.py", "memory.py", "batch.py")
 HEADINGS = ("ratio", "target", "met", "area", "what", "ringfence", "baseline", "is")
