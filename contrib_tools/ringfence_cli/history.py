@@ -63,12 +63,21 @@ NARROW_COLUMNS = 100
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would become of each path.")
 
 
-def _command(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
-    @wraps(function)
-    def in_workspace(invocation: Invocation, directory: Path, *args: P.args, **kwargs: P.kwargs) -> int:
-        return function(invocation, _workspace_of(directory), *args, **kwargs)
+def _command_of(
+    kind: type[click.Command],
+) -> Callable[[Callable[Concatenate[Invocation, Path, P], int]], click.Command]:
+    def made(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
+        @wraps(function)
+        def in_workspace(invocation: Invocation, directory: Path, *args: P.args, **kwargs: P.kwargs) -> int:
+            return function(invocation, _workspace_of(directory), *args, **kwargs)
 
-    return click.command(cls=HistoryCommand)(THIS_DIRECTORY(AS_JSON(click.pass_obj(in_workspace))))
+        return click.command(cls=kind)(THIS_DIRECTORY(AS_JSON(click.pass_obj(in_workspace))))
+
+    return made
+
+
+def _command(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
+    return _command_of(HistoryCommand)(function)
 
 
 def _workspace_of(directory: Path) -> Path:
@@ -80,6 +89,9 @@ def _workspace_of(directory: Path) -> Path:
         return directory
     ErrorStream().say(f"ringfence: in {escape_path(str(above))}, which has this directory in its history")
     return above
+
+
+PATHS = "ringfence_cli.paths"
 
 
 class HistoryCommand(Command):
@@ -293,7 +305,34 @@ def _not_exported(exported: Export) -> Iterator[str]:
         yield f"left out: {len(exported.unknown) - MAX_PATHS} more of these; --json lists all"
 
 
-@_command
+class PathsCommand(HistoryCommand):
+    """A command that takes paths behind ``--``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[PATHS] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- PATH...]"]
+
+
+def _paths(directory: Path) -> Sequence[str] | None:
+    """Return the paths behind ``--``, from the root of the workspace. None: there are none."""
+    given: Sequence[str] = click.get_current_context().meta[PATHS]
+    if not given:
+        return None
+    root, here = os.path.realpath(directory), os.getcwd()
+    found: list[str] = []
+    for path in given:
+        absolute = os.path.normpath(os.path.join(here if os.path.commonpath((root, here)) == root else root, path))
+        if os.path.commonpath((root, absolute)) != root:
+            raise click.UsageError(f"{path} is not in {directory}")
+        found.append(os.path.relpath(absolute, root))
+    return ["" if path == os.curdir else path for path in found]
+
+
+@_command_of(PathsCommand)
 @click.argument("n", type=click.IntRange(min=1), required=False)
 @click.option("--step", callback=_step_name, metavar="K", help="Reverse step K alone, a number or a name.")
 @click.option("--run", is_flag=True, help="Reverse all steps of the newest run.")
@@ -308,7 +347,10 @@ def undo(
     dry_run: bool,
     with_ignored: bool,
 ) -> int:
-    """Reverse the newest N steps of DIR, by default one. What others changed since stays; it can be undone."""
+    """Reverse the newest N steps of DIR, by default one. What others changed since stays; it can be undone.
+
+    With `-- PATH...` only what these steps changed at these paths, and below them, is reversed.
+    """
     if (n is not None) + (step is not None) + run > 1:
         raise click.UsageError("give one of N, for the newest N steps, --step, for one alone, and --run, for a run's")
     with opened(directory, invocation, changes=True, dry_run=dry_run) as workspace:
@@ -316,7 +358,8 @@ def undo(
         among = "" if run or step is not None else _undos_among(workspace.steps()[-(n or 1) :])
         if run:
             n, sessions, named = _newest_run(workspace, directory)
-        done = workspace.undo(n, step=step, session=sessions, dry_run=dry_run, with_ignored=with_ignored)
+        paths = _paths(directory)
+        done = workspace.undo(n, step=step, session=sessions, paths=paths, dry_run=dry_run, with_ignored=with_ignored)
         if sessions is not None:
             is_undone = bool(done.outcomes) and set(done.outcomes.values()) == {"kept"}
             what = f"{named} is undone already" if is_undone else f"these are changes of {named}"
@@ -350,6 +393,48 @@ def _newest_run(workspace: Workspace, directory: Path) -> tuple[int, Collection[
     which = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}"
     task = one_line(recorded_tasks(directory)[steps[-1].session_id], 60)
     return len(numbers), sessions, f"the run {task!r} ({which})"
+
+
+@click.command(cls=Command)
+@click.argument("patch", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
+@THIS_DIRECTORY
+@DRY_RUN
+@click.option("--policy", "policies", multiple=True, metavar="SPEC", help="As for `ringfence exec`.")
+@AS_JSON
+@click.pass_obj
+def apply(invocation: Invocation, patch: Path, directory: Path, dry_run: bool, policies: tuple[str, ...]) -> int:
+    """Apply PATCH, a unified diff or `-` for standard input, to the files of DIR as one step, or not at all."""
+    from ringfence_tools.patching import apply_to
+    from ringfence_tools.runs.owner_policies import policies_of
+
+    directory = _workspace_of(directory)
+    rules = policies_of(directory, policies)
+    text = sys.stdin.buffer.read() if patch == Path("-") else patch.read_bytes()
+    try:
+        with (
+            invocation.signals.let_through(),
+            recording() as progress,
+            Workspace.open(directory, progress=progress) as workspace,
+            workspace.transaction("apply", opaque=False, policies=rules) as block,
+        ):
+            files = apply_to(workspace.filesystem, text)
+            if dry_run:
+                block.rollback()
+    except KeyboardInterrupt:
+        raise click.Abort("interrupted: nothing was applied") from None
+    except ValueError as error:
+        raise NotStartedError(str(error)) from None
+    if invocation.wants_json:
+        step = _json(block.step) if block.step is not None else None
+        changes = [change_json(change) for change in block.changes]
+        invocation.put_json({"dry_run": dry_run, "changes": changes, "step": step})
+        return 0
+    put("".join(f"{printable(file.render())}\n" for file in files).encode())
+    if dry_run:
+        ErrorStream().say("nothing was changed")
+    elif block.step is not None:
+        ErrorStream().say(f"step {block.step.number}: `ringfence undo {_quoted(directory)}` reverses it")
+    return 0
 
 
 @_command

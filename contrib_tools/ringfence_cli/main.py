@@ -51,6 +51,7 @@ HISTORY = {
     "show": "Show what a step of DIR changed.",
     "diff": "Print the patch from the state after step A (by default the oldest) to that after B (by default the "
     "newest).",
+    "apply": "Apply PATCH, a unified diff or `-` for standard input, to the files of DIR as one step, or not at all.",
     "undo": "Reverse the newest N steps of DIR, by default one.",
     "restore": "Bring the files of DIR back to what they were after STEP, a number or a name; 0 is the beginning.",
     "checkpoint": "Give the files of DIR as they are a NAME, for `restore` and `diff`.",
@@ -63,6 +64,10 @@ LAZY = {
     "batch": (
         "ringfence_cli.batch",
         "Many tasks, each on a copy of its workspace: run them, and see how far they are.",
+    ),
+    "exec": (
+        "ringfence_cli.exec_command",
+        "Run COMMAND as one transaction over the files of DIR: kept if it exits with 0, else rolled back.",
     ),
     "mcp": ("ringfence_cli.mcp", "Register the server with an agent that you have."),
     "policies": ("ringfence_cli.policies", "Rules about what an agent's calls may change."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -12,7 +12,7 @@ from ringfence.errors import ToolValidationError
 from ringfence.escapes import display_path, escape_path, path_message
 from ringfence.filesystem.patch import SYMLINK, FilePatch, apply_patch
 from ringfence.filesystem.patch_text import parse_patch
-from ringfence.filesystem.paths import directories_above, is_link, os_error
+from ringfence.filesystem.paths import directories_above, is_link, os_error, resolve_model_path
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.runtime.context import ToolContext
 from ringfence.runtime.tool import ContentOf, Itself, Written
@@ -77,20 +77,31 @@ class PatchHandler(FileHandlers):
         """Apply a patch to all its files. Raises ToolValidationError with every hunk that does not fit, and then
         changes nothing."""
         filesystem, _ = self._open(context, "")
-        plan = _PatchPlan(filesystem, lambda name: self._open(context, name)[1])
-        for patch in parse_patch(params.patch):
-            plan.add(patch)
-        if plan.problems:
-            listed = [f"- {problem}" for problem in plan.problems[:MAX_PROBLEMS]]
-            if len(plan.problems) > MAX_PROBLEMS:
-                listed.append(f"- ... and {len(plan.problems) - MAX_PROBLEMS} more")
-            raise ToolValidationError("\n".join(("the patch does not apply, and nothing was changed:", *listed)))
-        if not plan.changes:
-            raise ToolValidationError("the patch changes nothing: every file is already as it says")
-        for change in plan.changes:
-            change()
+        plan = _applied(filesystem, lambda name: self._open(context, name)[1], params.patch)
         message = f"patched {plural(len(plan.files), 'file')}{''.join(plan.twins)}"
         return ToolResult.ok(PatchedFiles(tuple(plan.files)), message)
+
+
+def apply_to(filesystem: Filesystem, patch: str | bytes) -> Sequence[PatchedFile]:
+    """Apply a patch to the files of a filesystem. Raises ToolValidationError, and changes nothing, if it does not
+    apply, and ValueError if it is none."""
+    return _applied(filesystem, lambda name: resolve_model_path(filesystem, name), patch).files
+
+
+def _applied(filesystem: Filesystem, find: Callable[[str], str], text: str | bytes) -> _PatchPlan:
+    plan = _PatchPlan(filesystem, find)
+    for patch in parse_patch(text):
+        plan.add(patch)
+    if plan.problems:
+        listed = [f"- {problem}" for problem in plan.problems[:MAX_PROBLEMS]]
+        if len(plan.problems) > MAX_PROBLEMS:
+            listed.append(f"- ... and {len(plan.problems) - MAX_PROBLEMS} more")
+        raise ToolValidationError("\n".join(("the patch does not apply, and nothing was changed:", *listed)))
+    if not plan.changes:
+        raise ToolValidationError("the patch changes nothing: every file is already as it says")
+    for change in plan.changes:
+        change()
+    return plan
 
 
 def list_writes(params: ApplyPatch) -> Iterable[Written]:

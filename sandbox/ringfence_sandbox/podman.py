@@ -248,6 +248,7 @@ class PodmanSandbox:
         on_error: OnError = "keep",
         dry_run: bool = False,
         leave_running: bool = False,
+        tag: str = _TAG,
         on_output: Callable[[str, bytes], None] | None = None,
         environment: ShellEnvironment | None = None,
         cancellation: Cancellation | None = None,
@@ -297,7 +298,7 @@ class PodmanSandbox:
         own = WorkspaceTransaction(
             self.filesystem,
             self._session,
-            _TAG,
+            tag,
             policies=policies,
             params=CommandParams.of(request),
             dry_run=dry_run,

@@ -58,12 +58,14 @@ class HostCommands:
         cancellation: Cancellation | None = None,
         leave_running: bool = False,
         in_terminal: bool = False,
+        inherits_input: bool = False,
     ) -> CommandExit:
         """Run a command. When it returns, or raises, all that the command has started has ended.
 
         ``directory`` is a descriptor of where it begins. ``note`` gets the supervisor, and gives the descriptor of the
         liveness file. Without ``on_output`` the command has the standard streams of this process, and its input too.
-        ``in_terminal``: it also stays in the session of this process, and so reads from its terminal.
+        With ``inherits_input`` it has that input though its output is taken. ``in_terminal``: it also stays in the
+        session of this process, and so reads from its terminal.
 
         Raises:
             SupervisorLostError: somebody ended the supervisor. What it had started was ended, as far as it was found.
@@ -86,6 +88,7 @@ class HostCommands:
                     heartbeat,
                     on_output,
                     cancellation,
+                    inherits_input=inherits_input,
                 )
             except BaseException:
                 self._end(process)
@@ -161,6 +164,8 @@ class _SupervisorProcess:
         heartbeat: int,
         on_output: OnOutput | None,
         cancellation: Cancellation | None,
+        *,
+        inherits_input: bool,
     ) -> CommandExit:
         begun = time.monotonic()
         if on_output is None:
@@ -168,7 +173,8 @@ class _SupervisorProcess:
             self._send(message, given)
             return self._attend(None, None, begun, request.timeout_seconds, cancellation)
         with Pipes(request.stdin, report=False) as pipes:
-            self._send(message, {"cwd": directory, **pipes.inner, "heartbeat": heartbeat})
+            own = {"stdin": 0} if inherits_input else {}
+            self._send(message, {"cwd": directory, **pipes.inner, **own, "heartbeat": heartbeat})
             pipes.close_inner()
             return self._attend(pipes, on_output, begun, request.timeout_seconds, cancellation)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection, Generator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,8 +12,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import TransactionError
+from ringfence.filesystem.paths import normalise
 from ringfence.participants import Step
+from ringfence.receipts import PolicyVerdict
+from ringfence.runtime.transaction import new_id
 from ringfence.session.session import Session
+from ringfence_workspace.commands import LONGEST_SECONDS
 from ringfence_workspace.history.ignored_files import (
     IgnoredInHistory,
 )
@@ -39,7 +43,15 @@ from ringfence_workspace.transaction.tree_writer import TreeWriter
 from ringfence_workspace.tree.linked_worktrees import is_linked_worktree
 from ringfence_workspace.tree.places import made_outside, store_of
 from ringfence_workspace.workspace_calls import WorkspaceTransaction, new_transaction
-from ringfence_workspace.workspace_commands import CommandRules, OnError, WorkspaceCommands, command_request
+from ringfence_workspace.workspace_commands import (
+    CommandParams,
+    CommandRules,
+    OnError,
+    RollbackWish,
+    Streams,
+    WorkspaceCommands,
+    command_request,
+)
 from ringfence_workspace.workspace_history import WorkspaceHistory
 
 if TYPE_CHECKING:
@@ -47,6 +59,7 @@ if TYPE_CHECKING:
 
     from ringfence.filesystem.hidden import HiddenFiles
     from ringfence.limits import Cancellation
+    from ringfence.participants import Change
     from ringfence.runtime.policy import Policy
     from ringfence_workspace.commands import CommandResult
     from ringfence_workspace.transaction.recovery import Recovered
@@ -297,24 +310,30 @@ class Workspace(WorkspaceHistory):
         *,
         step: StepName | None = None,
         session: str | Collection[str] | None = None,
+        paths: Collection[str] | None = None,
         dry_run: bool = False,
         with_ignored: bool = True,
     ) -> Reversal:
         """Reverse the newest `n` steps (by default 1), or ``step`` (a number or a name), with regard for later changes.
 
-        With ``session``, its id or several ids, the newest steps are those of these sessions.
+        With ``session``, its id or several ids, the newest steps are those of these sessions. With ``paths`` only what
+        these steps changed there, and below, is reversed.
 
         Text that merges cleanly is merged. It is a step of its own, and can be undone. With ``dry_run`` it only says
         what would become of each path. Without ``with_ignored`` it also says which paths git ignores.
 
         Raises:
             ValueError: `n` is not positive or beside a ``step``, or ``step`` is the baseline.
-            LookupError: there are not so many steps.
+            LookupError: there are not so many steps, or they changed nothing at these paths.
+            PermissionError: a path leads out of the workspace, or it was opened read-only.
         """
+        named = None if paths is None else {normalise(path) for path in paths}
         with self._alone("undo") as (transaction, history):
             sessions = (session,) if isinstance(session, str) else session
             undone = self._find.steps_to_undo(n, step, sessions)
-            plan = self._planner(history).undo(undone, [parent_of(record) for record in undone])
+            plan = self._planner(history).undo(undone, [parent_of(record) for record in undone], named)
+            if named is not None and not (plan.outcomes or plan.states):
+                raise LookupError("the steps that were to be undone changed nothing at these paths")
             ignored = frozenset[str]() if with_ignored else self._ignored(undone[-1].commit, plan)
             parents = [record.parent for record in undone if record.parent is not None]
             notes = () if dry_run else self._write(history, plan, parents)
@@ -394,6 +413,8 @@ class Workspace(WorkspaceHistory):
         dry_run: bool = False,
         leave_running: bool = False,
         cancellation: Cancellation | None = None,
+        streams: Streams = "captured",
+        tag: str = "run",
     ) -> CommandResult:
         """Run a command on this machine, as the user of this process: its changes are one step, or none.
 
@@ -402,6 +423,8 @@ class Workspace(WorkspaceHistory):
         machine (`systemd-run`, `at`) or another user runs for it goes on. A command that fails is rolled back, unless
         ``on_error="keep"``; one that took longer than ``timeout_seconds`` is in any case. ``policies`` are asked about
         the changes of one that is to be kept. ``dry_run`` rolls back always. ``cwd`` is a directory of the workspace.
+        ``tag`` is the tool that the step names. With ``streams="output"`` the command has the standard input of this
+        process, and with "inherited" its output, too, of which the result has nothing then.
 
         Within a tool call, whose tool has to be opaque, it is part of that.
 
@@ -419,7 +442,37 @@ class Workspace(WorkspaceHistory):
             command, shell=shell, cwd=cwd, env=env or {}, stdin=stdin, timeout_seconds=timeout_seconds
         )
         rules = CommandRules(policies, on_error, dry_run)
-        return self._commands.run(request, rules, leave_running=leave_running, cancellation=cancellation)
+        return self._commands.run(
+            request, rules, leave_running=leave_running, cancellation=cancellation, streams=streams, tag=tag
+        )
+
+    def run_in_terminal(
+        self,
+        command: Sequence[str],
+        *,
+        tag: str = "run",
+        env: Mapping[str, str] | None = None,
+        timeout_seconds: float = LONGEST_SECONDS,
+        policies: Sequence[Policy] = (),
+        rolls_back: Callable[[int, Sequence[Change]], bool] = lambda exit_code, changes: False,
+    ) -> CommandResult:
+        """Run a command that has the terminal, between two looks: a crash, or a terminal that hangs up, keeps it.
+
+        At its end ``rolls_back`` is called with the exit code and the changes, and says whether they are taken back.
+        The changes of others meanwhile are among them. Raises what `run` and `adopt` raise.
+        """
+        request = command_request(
+            command, shell=False, cwd="", env=env or {}, stdin=None, timeout_seconds=timeout_seconds
+        )
+        mark, call_id = self.begin_look(), new_id()
+        ended = self._commands.run_in_terminal(request, call_id)
+        wish = RollbackWish(lambda changes: rolls_back(ended.exit_code, changes))
+        params = CommandParams.of(request)
+        found = self.adopt(mark, tool=tag, call_id=call_id, policies=[*policies, wish], params=params)
+        receipt = replace(found.receipt, exit_code=ended.exit_code)
+        if found.receipt.policies[-1:] == (PolicyVerdict(wish.name, False, wish.reason),):
+            receipt = replace(receipt, outcome="rolled_back")
+        return replace(ended, outcome=receipt.outcome, changes=found.changes, step=found.step, receipt=receipt)
 
     async def arun(self, command: str | Sequence[str], **options: Any) -> CommandResult:
         """`run` in a thread. If this task is cancelled, the command is ended and rolled back before this raises."""

@@ -6,19 +6,23 @@ import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ringfence.errors import CallCancelledError, CallDeniedError, RingfenceError, TransactionError
 from ringfence.filesystem.paths import normalise, os_error
 from ringfence.limits import Cancellation
 from ringfence.participants import CURRENT_CALL, CallInfo
+from ringfence.runtime.policy import BasePolicy, PolicyDecision
 from ringfence.runtime.transaction import new_id
 from ringfence.session.tool_result import ToolResult
 from ringfence_workspace.commands import CommandRequest, CommandResult
 from ringfence_workspace.workspace_calls import WorkspaceTransaction
 
 if TYPE_CHECKING:
+    from ringfence.participants import Change
+    from ringfence.runtime.context import ToolContext
     from ringfence.runtime.policy import Policy
+    from ringfence.runtime.tool import Tool
     from ringfence.session.session import Session
     from ringfence_workspace.commands import CommandExit
     from ringfence_workspace.host import HostFilesystem
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 OnError: TypeAlias = Literal["rollback", "keep"]
 """What becomes of the changes of a command that ends with another exit code than 0."""
+Streams: TypeAlias = Literal["captured", "output", "inherited"]
+"""Which streams of a command are not those of this process: all, only its output, or none."""
 TAG = "run"
 KEPT_OUTPUT_BYTES = 64 << 20
 """Of each stream of a command; only its ends are in the result."""
@@ -161,18 +167,21 @@ class WorkspaceCommands:
         *,
         leave_running: bool = False,
         cancellation: Cancellation | None = None,
-        captures: bool = True,
-        in_terminal: bool = False,
+        streams: Streams = "captured",
+        tag: str = TAG,
     ) -> CommandResult:
-        """Run a command as a transaction. With ``captures`` its output is in the result; else it has the standard
-        streams of this process."""
+        """Run a command as a transaction."""
+        if streams not in ("captured", "output", "inherited"):
+            raise ValueError(f"streams is 'captured', 'output' or 'inherited', not {streams!r}")
+        if request.stdin is not None and streams != "captured":
+            raise ValueError("a command that has the input of this process gets none from stdin=")
         if self._filesystem.read_only:
             raise PermissionError(errno.EROFS, "a command changes files, and the workspace was opened read-only")
         check_opaque(CURRENT_CALL.get())
         call = WorkspaceTransaction(
             self._filesystem,
             self._session,
-            TAG,
+            tag,
             policies=rules.policies,
             call_id=new_id(),
             params=CommandParams.of(request, leave_running=leave_running),
@@ -182,7 +191,8 @@ class WorkspaceCommands:
 
         def execute() -> CommandResult:
             directory = self._directory(request.cwd)
-            output = self._filesystem.outputs.of_command(os.urandom(8).hex(), KEPT_OUTPUT_BYTES) if captures else None
+            is_taken = streams != "inherited"
+            output = self._filesystem.outputs.of_command(os.urandom(8).hex(), KEPT_OUTPUT_BYTES) if is_taken else None
             try:
                 ended = self._commands().run(
                     request,
@@ -192,7 +202,7 @@ class WorkspaceCommands:
                     on_output=None if output is None else output.take,  # pyright: ignore[reportArgumentType]
                     cancellation=cancellation,
                     leave_running=leave_running,
-                    in_terminal=in_terminal,
+                    inherits_input=streams == "output",
                 )
             finally:
                 os.close(directory)
@@ -203,6 +213,23 @@ class WorkspaceCommands:
             return _result(request, ended, output)
 
         return transact(call, rules, execute)
+
+    def run_in_terminal(self, request: CommandRequest, call_id: str) -> CommandResult:
+        """Run a command that has the terminal of this process, in no transaction."""
+        directory, devnull = self._directory(request.cwd), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            ended = self._commands().run(
+                request,
+                directory=directory,
+                call_id=call_id,
+                note=lambda process: devnull,
+                on_output=None,
+                in_terminal=True,
+            )
+        finally:
+            os.close(directory)
+            os.close(devnull)
+        return _result(request, ended, None)
 
     def _commands(self) -> HostCommands:
         from ringfence_workspace.host_commands import HostCommands
@@ -244,3 +271,19 @@ def _result(request: CommandRequest, ended: CommandExit, output: CommandOutput |
         failure=failure,
         leftovers=ended.leftovers,
     )
+
+
+class RollbackWish(BasePolicy):
+    """Whoever ran a command says at its end whether it is to be taken back."""
+
+    name = "whoever ran it"
+    runs_last = True
+    reason = "it is to be taken back"
+
+    def __init__(self, wishes: Callable[[Sequence[Change]], bool]) -> None:
+        self._wishes = wishes
+
+    def check_effects(
+        self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
+    ) -> PolicyDecision:
+        return PolicyDecision.deny(self.reason) if self._wishes(changes) else PolicyDecision.allow()

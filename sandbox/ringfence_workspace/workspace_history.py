@@ -193,6 +193,11 @@ class WorkspaceHistory:
             changes = self._store.states.changes(commit, self._tip())
             return [change for change in changes if change.path not in without]
 
+    def diff_since(self, commit: str) -> bytes:
+        """The patch of what the history has changed since a commit."""
+        with self._looking_alone():
+            return unified(self._store, commit, self._tip()).text
+
     def own_since(
         self,
         commit: str,

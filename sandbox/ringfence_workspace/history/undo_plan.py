@@ -91,13 +91,18 @@ class Planner:
         self._tip = tip
         self._names = names
 
-    def undo(self, undone: Sequence[CommitRecord], parents: Sequence[str | None]) -> ReversalPlan:
-        """To reverse these steps, newest first; ``parents`` have what was before each."""
+    def undo(
+        self, undone: Sequence[CommitRecord], parents: Sequence[str | None], paths: Collection[str] | None = None
+    ) -> ReversalPlan:
+        """To reverse these steps, newest first; ``parents`` have what was before each. With ``paths``, only these, and
+        what is below them."""
         states, plan = self._states, ReversalPlan()
         steps: list[list[Difference]] = []
         for record, parent in zip(undone, parents, strict=True):
             found = states.differences(parent, record.commit)
-            self._keep_unknown(plan, found, record, states.unknown(parent))
+            if paths is not None:
+                found = [one for one in found if not {one.path, *directories_above(one.path)}.isdisjoint(paths)]
+            self._keep_unknown(plan, found, record, states.unknown(parent), paths)
             now = states.unknown(self._tip)
             found = [one for one in found if not _refreshed(states, *one)]
             steps.append([one for one in found if one.changes_content or now.why(one.path) is None])
@@ -107,11 +112,16 @@ class Planner:
         return plan
 
     def _keep_unknown(
-        self, plan: ReversalPlan, found: Sequence[Difference], record: CommitRecord, was: Unknown
+        self,
+        plan: ReversalPlan,
+        found: Sequence[Difference],
+        record: CommitRecord,
+        was: Unknown,
+        paths: Collection[str] | None,
     ) -> None:
         made, now = self._states.unknown(record.commit), self._states.unknown(self._tip)
         for path in made.new_since(was):
-            if path not in plan.reasons:
+            if path not in plan.reasons and (paths is None or not {path, *directories_above(path)}.isdisjoint(paths)):
                 plan.keep(path, f"what step {record.number} made of it is not in the history ({made.why(path)})")
         for difference in found:
             path, before, after = difference

@@ -1,0 +1,144 @@
+"""``ringfence exec``: a command line as one transaction."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from captured_tree import shape
+from command_line import ringfence_process
+from terminals import Terminal
+
+from ringfence_sandbox import Workspace
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/a").write_text("one\n")
+    return tmp_path / "tree"
+
+
+def run(
+    tree: Path, *words: str | Path, options: tuple[str | Path, ...] = (), given: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "ringfence_cli", "exec", tree, *options, "--", *words]
+    return subprocess.run(command, input=given, capture_output=True, timeout=60, check=False)
+
+
+def steps(tree: Path) -> list[str]:
+    with Workspace.open(tree, read_only=True) as workspace:
+        return [step.tool for step in workspace.steps()]
+
+
+def test_a_command_is_a_step_with_pipes_on_either_side(tree: Path) -> None:
+    done = run(
+        tree, "sh", "-c", "cat; echo err >&2; echo two >> a", given=b"through\n", options=("--message", "import")
+    )
+    assert (done.returncode, done.stdout) == (0, b"through\n")
+    assert done.stderr.startswith(b"err\n")
+    assert b"1 change kept as step 1" in done.stderr
+    assert steps(tree) == ["import"]
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "code"),
+    [
+        (["sh", "-c", "touch b; exit 7"], (), 7),
+        (["sh", "-c", "touch b; kill -9 $$"], (), 137),
+        (["no-such-program"], (), 127),
+        (["./a"], (), 126),
+        (["sh", "-c", "touch b; sleep 60"], ("--timeout", "1s"), 124),
+        (["touch", "b"], ("--policy", "deny:b"), 122),
+        (["touch", "b"], ("--ask", "writes"), 122),
+        (["touch", "b"], ("--dry-run",), 0),
+        (["touch", "b"], ("--policy", "nonsense"), 125),
+        (["touch", "b"], ("--image", "x"), 125),
+        ([], (), 125),
+    ],
+)
+def test_exit_codes_and_what_is_taken_back(tree: Path, words: list[str], options: tuple[str, ...], code: int) -> None:
+    before = shape(tree)
+    done = run(tree, *words, options=options)
+    assert done.returncode == code, done.stderr
+    assert shape(tree) == before
+
+
+def test_without_the_two_dashes_nothing_runs(tree: Path) -> None:
+    done = ringfence_process("exec", tree, "touch", tree / "b")
+    assert done.returncode == 125
+    assert not (tree / "b").exists()
+    assert ringfence_process("exec", tree).returncode == 125
+
+
+def test_what_stands_behind_the_dashes_is_the_commands_own(tree: Path) -> None:
+    assert run(tree, "echo", "--help", "--", "--json").stdout == b"--help -- --json\n"
+
+
+def test_a_failure_can_be_kept_and_patch_and_receipts_are_written(tree: Path, tmp_path: Path) -> None:
+    options = ("--keep-on-error", "--patch", tmp_path / "patch", "--receipts", tmp_path / "receipts", "--quiet")
+    done = run(tree, "sh", "-c", "echo two >> a; exit 3", options=options)
+    assert (done.returncode, done.stderr) == (3, b"")
+    assert (tree / "a").read_text() == "one\ntwo\n"
+    assert b"+two" in (tmp_path / "patch").read_bytes()
+    [receipt] = map(json.loads, (tmp_path / "receipts").read_text().splitlines())
+    assert (receipt["outcome"], receipt["exit_code"], receipt["tool"]) == ("committed", 3, "exec")
+
+
+def test_json_says_whose_the_exit_code_is(tree: Path) -> None:
+    kept = json.loads(run(tree, "sh", "-c", "cat; touch b", options=("--json",), given=b"in").stdout)
+    assert (kept["exit_code"], kept["ended_by"], kept["stdout"], kept["step"]) == (0, "command", "in", 1)
+    assert [change["path"] for change in kept["changes"]] == ["b"]
+    denied = json.loads(run(tree, "touch", "c", options=("--json", "--policy", "deny:c")).stdout)
+    assert (denied["exit_code"], denied["ended_by"], denied["command_exit_code"]) == (122, "ringfence", 0)
+    late = json.loads(run(tree, "sleep", "60", options=("--json", "--timeout", "1s")).stdout)
+    assert (late["exit_code"], late["ended_by"], late["outcome"]) == (124, "ringfence", "failed")
+    unread = json.loads(run(tree, "true", options=("--json", "--policy", "nonsense")).stdout)
+    assert unread["exit_code"] == 125
+
+
+def test_inside_of_another_it_is_a_part_of_that(tree: Path) -> None:
+    inner = f"{sys.executable} -m ringfence_cli exec . -- touch inner"
+    done = run(tree, "sh", "-c", f"touch outer; {inner}")
+    assert done.returncode == 0, done.stderr
+    assert steps(tree) == ["exec"]
+    before = shape(tree)
+    assert run(tree, "sh", "-c", f"touch outer2; {inner}; exit 1").returncode == 1
+    assert shape(tree) == before
+    assert run(tree, "sh", "-c", f"{sys.executable} -m ringfence_cli undo .").returncode != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_of_it_and_takes_it_back(tree: Path, number: signal.Signals) -> None:
+    before = shape(tree)
+    script = "(setsid sh -c 'while :; do date +%N > beat; sleep 0.02; done' &); sleep 60"
+    command = [sys.executable, "-m", "ringfence_cli", "exec", tree, "--", "sh", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        until = time.monotonic() + 30
+        while not (tree / "beat").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(number)
+        process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert shape(tree) == before
+    time.sleep(0.1)
+    assert shape(tree) == before
+
+
+@pytest.mark.parametrize(("answer", "stays"), [("y\n", False), ("n\n", True), ("\n", True)])
+def test_at_a_terminal_a_failure_stays_unless_a_person_says_otherwise(tree: Path, answer: str, stays: bool) -> None:
+    script = "test -t 0 && test -t 1 && read line && echo got $line && touch b; exit 3"
+    command = [sys.executable, "-m", "ringfence_cli", "exec", str(tree), "--", "sh", "-c", script]
+    with Terminal(command) as terminal:
+        terminal.type("typed\n")
+        terminal.wait_for("got typed")
+        terminal.wait_for("take these changes back")
+        terminal.type(answer)
+        assert terminal.end() == 3
+    assert (tree / "b").exists() == stays
+    assert steps(tree) == (["exec"] if stays else [])
