@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ringfence.participants import Change, FileVersion
-from ringfence_workspace.tree.confined import CHUNK_BYTES, Confined, Looks, open_file
+from ringfence_workspace.tree.confined import CHUNK_BYTES, Confined, PathLooks, open_file
 from ringfence_workspace.tree.state import State
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class TypedChanges:
         self.changes: list[Change] = []
         self._made_again: list[str] = []
         self._after_hashes: dict[str, str | None] = {}
-        with closing(Looks(files)) as self._tree, closing(Looks(files)) as self._displaced:
+        with closing(PathLooks(files)) as self._tree, closing(PathLooks(files)) as self._displaced:
             for path in sorted(before):
                 if (found := self._tree.look(path)) is not None:
                     self.looked[path] = found
@@ -163,7 +163,7 @@ class TypedChanges:
             return path, found
         return self._elsewhere.get(before.inode, (path, None))
 
-    def _looks(self, place: str) -> Looks:
+    def _looks(self, place: str) -> PathLooks:
         return self._displaced if self._files.is_reserved(place) else self._tree
 
     def _version(self, place: str, found: os.stat_result) -> FileVersion:

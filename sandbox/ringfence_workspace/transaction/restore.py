@@ -42,7 +42,7 @@ from typing import Protocol, TypeGuard
 from ringfence.filesystem.paths import directories_above
 from ringfence_workspace.transaction.hold import ChangedDirectory, DirectoryTimes, HoldDirectory, HoldHandle
 from ringfence_workspace.transaction.records import DirectoryMove, Epoch, UndoRecord, is_below, rebased
-from ringfence_workspace.tree.confined import UNREACHABLE, Confined, Looks, read_file
+from ringfence_workspace.tree.confined import UNREACHABLE, Confined, PathLooks, read_file
 from ringfence_workspace.tree.kernel import Renames, failpoint, lstat, set_mode
 from ringfence_workspace.tree.new_files import make_directory
 from ringfence_workspace.tree.state import Json, State, is_unchanged, kind_of
@@ -260,7 +260,7 @@ class _EpochRestore:
         self._restore = restore
         self.report = restore.report
         self._files = restore.files
-        self._looks = Looks(restore.files)
+        self._looks = PathLooks(restore.files)
         self._renames = restore.renames
         self._times = restore.times
         self._held = restore.held

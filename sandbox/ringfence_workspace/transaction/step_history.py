@@ -34,7 +34,7 @@ from ringfence_workspace.transaction.changes import ScannedFiles, TypedChanges
 from ringfence_workspace.transaction.detection import Detector
 from ringfence_workspace.transaction.hold import HoldDirectory
 from ringfence_workspace.transaction.step_states import Differing
-from ringfence_workspace.tree.confined import Confined, Looks
+from ringfence_workspace.tree.confined import Confined, PathLooks
 from ringfence_workspace.tree.extended_attributes import Attributes
 from ringfence_workspace.tree.hidden_tree import HiddenTree
 from ringfence_workspace.tree.linked_worktrees import LINKED_WORKTREE
@@ -103,7 +103,7 @@ class StepHistory:
         if isinstance(changed, ScannedFiles):
             own, unknown = self._since_tip(changed, info), changed.unknown
         else:
-            with closing(Looks(self._files)) as looks:
+            with closing(PathLooks(self._files)) as looks:
                 differing = Differing(
                     self._files, self.store, changed, receipt.started_at, self.limits, self._hashes, looks
                 )

@@ -15,7 +15,7 @@ from ringfence_workspace.history.entries import NOTHING, Entry, Meta, Unknown, b
 from ringfence_workspace.history.scan import ScanLimits
 from ringfence_workspace.history.store import Store
 from ringfence_workspace.transaction.changes import TypedChanges
-from ringfence_workspace.tree.confined import Confined, Looks
+from ringfence_workspace.tree.confined import Confined, PathLooks
 
 if TYPE_CHECKING:
     from ringfence_workspace.history.trees import Folder
@@ -37,7 +37,7 @@ class Differing:
         at: datetime,
         limits: ScanLimits,
         hashes: OrderedDict[str, str] | None = None,
-        looks: Looks | None = None,
+        looks: PathLooks | None = None,
     ) -> None:
         """What is larger than the ``limits``, and has only got another path, is not read. ``hashes`` has the sha256 of
         some objects by their ids, and gets what is written here."""

@@ -242,7 +242,7 @@ class Pieces:
         return self._digest.hexdigest()
 
 
-class Looks:
+class PathLooks:
     """`Confined.look` for many places, each directory opened once for all that are asked for in a row.
 
     It may be that nobody sees another directory come to its path meanwhile: it is for one look at what there is.

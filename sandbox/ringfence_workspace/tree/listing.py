@@ -12,7 +12,7 @@ from ringfence.filesystem.encodings import BEGINNING_BYTES, wide_encoding
 from ringfence.filesystem.paths import os_error
 from ringfence.filesystem.protocol import MAX_TEXT_BYTES, FileEntry, GlobMatch
 from ringfence.filesystem.search import Child
-from ringfence_workspace.tree.confined import CHUNK_BYTES, Confined, Looks, open_file
+from ringfence_workspace.tree.confined import CHUNK_BYTES, Confined, PathLooks, open_file
 from ringfence_workspace.tree.hidden_tree import HiddenTree
 
 
@@ -90,7 +90,7 @@ class TreeListing:
         """The text files below a directory in the order of their paths, links passed over; only those ``wanted`` by
         their paths below it."""
         waiting = [(place, prefix, stat.S_IFDIR)]
-        with closing(Looks(self._files)) as looks:
+        with closing(PathLooks(self._files)) as looks:
             while waiting:
                 at, path, kind = waiting.pop()
                 if kind == stat.S_IFDIR:
