@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from time import sleep
 
 import pytest
 from captured_tree import capture_tree
@@ -126,3 +127,20 @@ def test_a_persons_edits_between_two_calls_stay(root: Path, workspace: Workspace
     before = everything(root)
     WAYS[way](workspace, root, "echo more >> d0/f0; rm mine; echo back > d1/f1")
     assert everything(root) == before
+
+
+def test_names_of_one_file_stay_so_after_a_rollback_a_rename_and_a_rollback(tmp_path: Path) -> None:
+    """What a rollback has made anew is another inode, and a rename of a directory has one of the names read alone."""
+    root = tmp_path / "root"
+    (root / "d").mkdir(parents=True)
+    (root / "a").write_text("one\n")
+    os.link(root / "a", root / "d/b")
+    with Workspace.open(root, store=tmp_path / "store") as workspace:
+        assert workspace.run("echo more >> a; exit 1", shell=True).outcome == "failed"
+        assert os.path.samefile(root / "a", root / "d/b")
+        sleep(0.05)  # until the next look need not read them again
+        assert workspace.run("true", shell=True).kept
+        assert workspace.run("mv d e", shell=True).kept
+        assert workspace.run("echo more >> a; exit 1", shell=True).outcome == "failed"
+        assert os.path.samefile(root / "a", root / "e/b")
+        assert (root / "a").read_text() == "one\n"

@@ -204,7 +204,6 @@ class Scanner:
         self._found = ScanResult()
         self._holes = 0
         self._device = os.fstat(root).st_dev
-        self._links: list[tuple[str, Entry | None, Entry]] = []
 
     def scan(self) -> ScanResult:
         """Walk the whole tree, and bring the cache up to it.
@@ -244,7 +243,6 @@ class Scanner:
     def _enter_all(self, waiting: list[_Directory]) -> None:
         while waiting:
             waiting += self._enter(waiting.pop())[::-1]
-        self._drop_renumbered_links()
         if not self._found.changes:
             self._cache.commit = self._commit
 
@@ -471,8 +469,6 @@ class Scanner:
         before = old if isinstance(old, Entry) else None
         if before != new:
             self._found.changes[path] = new
-        if new.meta.link or (before is not None and before.meta.link):
-            self._links.append((path, before, new))
         if steady and is_settled(status, self._clock):
             self._cache.folders[path.rpartition("/")[0]][name] = stamp
         else:
@@ -490,24 +486,6 @@ class Scanner:
         if old is not None:
             self._found.changes[path] = None
             self._cache.forget(path)
-
-    def _drop_renumbered_links(self) -> None:
-        """A group of hard links that was restored has a new number, and is the same group: that is no change.
-
-        Whatever joined or left a group has a new ctime, as all others of the group have: all of them were read.
-        """
-        became: dict[int, set[int]] = {}
-        came: dict[int, set[int]] = {}
-        for _, old, new in self._links:
-            number = old.meta.link if old is not None else 0
-            became.setdefault(number, set()).add(new.meta.link)
-            came.setdefault(new.meta.link, set()).add(number)
-        for path, old, new in self._links:
-            if old is None or not (old.meta.link and new.meta.link) or old.meta.link == new.meta.link:
-                continue
-            alone = len(became[old.meta.link]) == 1 and len(came[new.meta.link]) == 1
-            if alone and old == new._replace(meta=new.meta._replace(link=old.meta.link)):
-                del self._found.changes[path]
 
 
 def _decoded(names: Iterable[bytes]) -> set[str]:
