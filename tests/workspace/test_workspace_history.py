@@ -385,7 +385,7 @@ LOOKS: dict[str, Callable[[Workspace], object]] = {
 def test_what_is_read_of_a_history_hardly_grows_with_its_length(root: Path, tmp_path: Path) -> None:
     counts: dict[str, list[int]] = {name: [] for name in LOOKS}
     steps = 0
-    for length in (17, 260):
+    for length in (9, 132):
         with Workspace.open(root, store=tmp_path / "store") as workspace:
             rewrite(workspace, range(steps, length))
             steps = length
