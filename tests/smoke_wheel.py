@@ -18,6 +18,7 @@ SOURCES = {
     "ringfence": "platform",
     "ringfence_batch": "contrib_tools",
     "ringfence_cli": "contrib_tools",
+    "ringfence_guard": "contrib_tools",
     "ringfence_mcp": "contrib_tools",
     "ringfence_workspace": "sandbox",
     "ringfence_sandbox": "sandbox",

@@ -28,6 +28,7 @@ PACKAGES = (
     "contrib_tools/ringfence_batch",
     "contrib_tools/ringfence_cli",
     "contrib_tools/ringfence_mcp",
+    "contrib_tools/ringfence_guard",
 )
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEMO = ROOT / "contrib_tools/ringfence_cli/demo/sample"
