@@ -69,6 +69,10 @@ LAZY = {
         "ringfence_cli.exec_command",
         "Run COMMAND as one transaction over the files of DIR: kept if it exits with 0, else rolled back.",
     ),
+    "guard": (
+        "ringfence_cli.guard",
+        "Make each changing call of an agent's own tools a step that can be undone.",
+    ),
     "mcp": ("ringfence_cli.mcp", "Register the server with an agent that you have."),
     "policies": ("ringfence_cli.policies", "Rules about what an agent's calls may change."),
     "stores": (

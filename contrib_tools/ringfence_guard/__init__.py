@@ -1,15 +1,86 @@
 """Guard the tools that an agent already has: each changing call is a step, and what a policy denies is rolled back."""
 
-from ringfence_guard.answers import HookAnswer, HookOutput, can_take_context, format_answer
-from ringfence_guard.events import AgentName, HookEvent, Phase, parse_event
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringfence_guard.agents import GUARDED_AGENTS, GuardedAgent, HookCommand, HookScope
+    from ringfence_guard.answers import HookAnswer, HookOutput, can_take_context, format_answer
+    from ringfence_guard.calls import GuardedCalls
+    from ringfence_guard.connection import GuardRefusedError, ask_guard, guarded_root, stop_guard
+    from ringfence_guard.events import AgentName, HookEvent, Phase, parse_event
+    from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
+    from ringfence_guard.installation import HookInstallation
+    from ringfence_guard.own_files import OwnFilesPolicy
+    from ringfence_guard.settings import GuardSettings, client_path, guard_directory, load_settings, save_settings
 
 __all__ = [
+    "GUARDED_AGENTS",
     "AgentName",
+    "GuardLog",
+    "GuardRefusedError",
+    "GuardSettings",
+    "GuardedAgent",
+    "GuardedCallRecord",
+    "GuardedCalls",
     "HookAnswer",
+    "HookCommand",
     "HookEvent",
+    "HookInstallation",
     "HookOutput",
+    "HookScope",
+    "OwnFilesPolicy",
     "Phase",
+    "ask_guard",
     "can_take_context",
+    "client_path",
     "format_answer",
+    "guard_directory",
+    "guarded_root",
+    "load_settings",
     "parse_event",
+    "save_settings",
+    "stop_guard",
 ]
+
+# Imported when asked for: an event is read without a workspace.
+_MODULES = {
+    "GUARDED_AGENTS": "agents",
+    "AgentName": "events",
+    "GuardLog": "guard_log",
+    "GuardRefusedError": "connection",
+    "GuardSettings": "settings",
+    "GuardedAgent": "agents",
+    "GuardedCallRecord": "guard_log",
+    "GuardedCalls": "calls",
+    "HookAnswer": "answers",
+    "HookCommand": "agents",
+    "HookEvent": "events",
+    "HookInstallation": "installation",
+    "HookOutput": "answers",
+    "HookScope": "agents",
+    "OwnFilesPolicy": "own_files",
+    "Phase": "events",
+    "ask_guard": "connection",
+    "can_take_context": "answers",
+    "client_path": "settings",
+    "format_answer": "answers",
+    "guard_directory": "settings",
+    "guarded_root": "connection",
+    "load_settings": "settings",
+    "parse_event": "events",
+    "save_settings": "settings",
+    "stop_guard": "connection",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"ringfence_guard.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast
 
 AgentName: TypeAlias = Literal["claude", "codex", "gemini", "qwen", "opencode"]
@@ -106,38 +106,39 @@ def parse_event(agent: AgentName, payload: object) -> HookEvent:
     name = _text(given, "hook_event_name")
     if not name:
         raise ValueError(f"an event of {agent} has no hook_event_name")
-    phase = _PHASES.get(name, "other")
-    is_call = phase in ("before", "after", "failed")
-    cwd = _text(given, "cwd")
-    tool = (_text(given, "tool_name") or _text(given, "tool")) if is_call else ""
-    arguments = _arguments(given)
-    session = _text(given, "session_id") or _text(given, "sessionID")
-    result = given.get("tool_response", given.get("output"))
-    call_id = _text(given, "tool_use_id") or _text(given, "callID")
-    if is_call and not call_id:
-        call_id = _made_id(session, tool, arguments)
-        transcript_id = ""
-    else:
-        transcript_id = _text(given, "tool_call_id") or call_id
-    return HookEvent(
+    event = HookEvent(
         agent,
         name,
-        phase,
-        session,
-        cwd,
+        _PHASES.get(name, "other"),
+        _text(given, "session_id") or _text(given, "sessionID"),
+        _text(given, "cwd"),
         subagent=_text(given, "agent_id"),
         prompt_id=_text(given, "prompt_id") or _text(given, "turn_id") or _text(given, "messageID"),
-        tool=tool,
-        call_id=call_id if is_call else "",
-        transcript_id=transcript_id if is_call else "",
-        arguments=_line(arguments) if is_call else "",
-        paths=_paths(agent, tool, arguments, cwd) if is_call else None,
-        exit_code=_exit_code(agent, phase, given, result),
-        is_background=any(arguments.get(key) is True for key in _BACKGROUND_KEYS),
-        has_background=_has_background(given) if phase == "stop" else None,
-        prompt=_text(given, "prompt") if phase == "prompt" else "",
         transcript=_text(given, "agent_transcript_path") or _text(given, "transcript_path"),
-        result=result if is_call else None,
+    )
+    if event.phase in ("before", "after", "failed"):
+        return _call(event, given)
+    if event.phase == "prompt":
+        return replace(event, prompt=_text(given, "prompt"))
+    return replace(event, has_background=_has_background(given)) if event.phase == "stop" else event
+
+
+def _call(event: HookEvent, given: Mapping[str, Any]) -> HookEvent:
+    """The event with what it says of a call."""
+    tool = _text(given, "tool_name") or _text(given, "tool")
+    arguments = _arguments(given)
+    result = given.get("tool_response", given.get("output"))
+    call_id = _text(given, "tool_use_id") or _text(given, "callID")
+    return replace(
+        event,
+        tool=tool,
+        call_id=call_id or _made_id(event.session_id, tool, arguments),
+        transcript_id=_text(given, "tool_call_id") or call_id,
+        arguments=_line(arguments),
+        paths=_paths(event.agent, tool, arguments, event.cwd),
+        exit_code=_exit_code(event.agent, event.phase, given, result),
+        is_background=any(arguments.get(key) is True for key in _BACKGROUND_KEYS),
+        result=result,
     )
 
 

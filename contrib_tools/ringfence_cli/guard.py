@@ -1,0 +1,236 @@
+"""The commands ``ringfence guard``: watch the tools that an agent already has."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from ringfence.escapes import escape_path
+from ringfence.failures import describe_error
+from ringfence_cli.options import AS_JSON, POLICY, Interruptible, Invocation
+from ringfence_guard import (
+    GUARDED_AGENTS,
+    GuardedCallRecord,
+    GuardLog,
+    GuardSettings,
+    HookCommand,
+    HookInstallation,
+    HookScope,
+    ask_guard,
+    guard_directory,
+    guarded_root,
+    save_settings,
+    stop_guard,
+)
+from ringfence_sandbox import Workspace, store_directory
+from ringfence_tools.printable import one_line
+from ringfence_tools.runs.command_errors import NotStartedError
+from ringfence_tools.runs.outputs import put, put_diff, put_line
+from ringfence_tools.runs.owner_policies import policies_of
+
+MAX_PATHS = 5
+"""The most paths on a line of the log."""
+
+
+@click.group(cls=Interruptible)
+def guard() -> None:
+    """Make each changing call of an agent's own tools a step that can be undone."""
+
+
+CLIENT = click.argument("client", type=click.Choice([*GUARDED_AGENTS]), metavar="CLIENT")
+WHERE = click.argument(
+    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), required=False, metavar="[DIR]"
+)
+USER = click.option("--user", "personal", is_flag=True, help="For all your projects, instead of the one in DIR.")
+HERE = click.option(
+    "--directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=".",
+    metavar="DIR",
+    help="The guarded directory, or one in it.  [default: this one]",
+)
+
+
+@guard.command()
+@CLIENT
+@WHERE
+@USER
+@POLICY
+@click.option(
+    "--background",
+    type=click.Choice(["allow", "deny"]),
+    default="allow",
+    help="Commands that go on after their call.  [default: allow]",
+)
+@click.option(
+    "--rollback-on-failure", is_flag=True, help="Roll back what a command changed that ends with another code than 0."
+)
+@click.option(
+    "--if-unavailable",
+    type=click.Choice(["allow", "deny"]),
+    default="deny",
+    help="Calls that cannot be watched.  [default: deny]",
+)
+def install(
+    client: str,
+    directory: Path | None,
+    personal: bool,
+    policies: tuple[str, ...],
+    background: str,
+    rollback_on_failure: bool,
+    if_unavailable: str,
+) -> None:
+    """Guard the tools of CLIENT in DIR: claude, codex, gemini, qwen or opencode.
+
+    Adds hooks to the agent's own settings, and changes nothing else there. A second time replaces the hooks and the
+    policies of the first.
+    """
+    with _failures():
+        installation = _installation(client, directory, personal)
+        if rollback_on_failure and client in ("codex", "gemini"):
+            title = installation.agent.title
+            raise click.UsageError(f"--rollback-on-failure: {title} does not tell its hooks whether a command failed")
+        root = None if personal else Path(os.path.realpath(directory or "."))
+        settings = GuardSettings(policies, background == "deny", rollback_on_failure)
+        policies_of(root or Path.home(), policies)
+        if root is not None:
+            stop_guard(root)
+            Workspace.open(root).close()  # the first opening reads all files, which no call should wait for
+        command = HookCommand(
+            sys.executable,
+            str(store_directory("/").parent.parent),
+            "" if root is None else str(root),
+            if_unavailable == "allow",
+        )
+        installation.install(command)
+        save_settings(root, settings)
+
+
+@guard.command()
+@CLIENT
+@WHERE
+@USER
+def uninstall(client: str, directory: Path | None, personal: bool) -> None:
+    """Take the guard's hooks out of the settings of CLIENT again. The history of DIR stays."""
+    with _failures():
+        _installation(client, directory, personal).uninstall()
+
+
+@guard.command()
+@HERE
+@AS_JSON
+@click.pass_obj
+def status(invocation: Invocation, directory: Path) -> None:
+    """Say which agents are guarded here, and what the guard is doing."""
+    with _failures():
+        root = guarded_root(directory)
+        answer = ask_guard(root, {"kind": "status"}, starts=False)
+        installed = {
+            name: [
+                scope
+                for scope, personal in (("project", False), ("user", True))
+                if _installation(name, root, personal).is_installed()
+            ]
+            for name in GUARDED_AGENTS
+        }
+        running = None if answer is None else answer["status"]
+        if invocation.wants_json:
+            invocation.put_json({"root": str(root), "installed": installed, "guard": running})
+            return
+        put_line(escape_path(str(root)))
+        for name, scopes in installed.items():
+            seen = "" if running is None else running["last_events"].get(name, "")
+            last = f", last event {seen}" if seen else ""
+            where = f"installed, {' and '.join(scopes)}" if scopes else "not installed"
+            put_line(f"{GUARDED_AGENTS[name].title}: {where}{last}")
+        if running is None:
+            put_line("no guard runs: the first event of an agent starts it")
+        else:
+            put_line(f"the guard is process {running['process']}, with {running['sessions']} sessions")
+            for call in running["open_calls"]:
+                put_line(one_line(f"running: {call}", 200))
+
+
+@guard.command()
+@HERE
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N", help="Only the newest N entries."
+)
+@AS_JSON
+@click.pass_obj
+def log(invocation: Invocation, directory: Path, limit: int) -> None:
+    """List what the calls of agents did here, newest first."""
+    with _failures():
+        records = list(reversed(GuardLog(guard_directory(guarded_root(directory))).read()))[:limit]
+        if invocation.wants_json:
+            invocation.put_json({"calls": [record.to_json() for record in records]})
+            return
+        put("".join(f"{_line(record)}\n" for record in records).encode())
+
+
+def _line(record: GuardedCallRecord) -> str:
+    what = f"step {record.step}" if record.step is not None else ""
+    if record.aborted is not None:
+        what = f"aborted/{record.aborted}"
+    paths = ", ".join(escape_path(path) for path in record.paths[:MAX_PATHS])
+    more = f" and {len(record.paths) - MAX_PATHS} more" if len(record.paths) > MAX_PATHS else ""
+    who = f"{record.agent} {record.tool}".strip() if record.tool else ""
+    parts = [record.at, record.kind, what, who, record.arguments, paths + more, record.note]
+    return one_line("  ".join(part for part in parts if part), 400)
+
+
+@guard.command()
+@click.argument("number", type=click.IntRange(min=0), metavar="N")
+@click.option("--aborted", is_flag=True, help="N is the number of something that was rolled back.")
+@HERE
+def show(number: int, aborted: bool, directory: Path) -> None:
+    """Show the patch of step N."""
+    with _failures():
+        answer = ask_guard(guarded_root(directory), {"kind": "show", "number": number, "aborted": aborted})
+        assert answer is not None
+        put_diff(answer["patch"].encode("latin-1"))
+
+
+@guard.command()
+@click.argument("n", type=click.IntRange(min=1), required=False, metavar="[N]")
+@click.option("--session", is_flag=True, help="All steps of the session that made the newest one.")
+@click.option("--prompt", is_flag=True, help="All steps of the prompt that led to the newest one.")
+@HERE
+def undo(n: int | None, session: bool, prompt: bool, directory: Path) -> None:
+    """Undo the newest N steps, by default one. What was changed later stays."""
+    if (n is not None) + session + prompt > 1:
+        raise click.UsageError("give one of N, --session and --prompt")
+    by = "session" if session else "prompt" if prompt else ""
+    with _failures():
+        answer = ask_guard(guarded_root(directory), {"kind": "undo", "n": n or 1, "by": by})
+        assert answer is not None
+        put_line(answer["text"])
+
+
+@guard.command()
+@HERE
+def stop(directory: Path) -> None:
+    """Stop the guard, so that other commands can open the directory. The next event of an agent starts it again."""
+    with _failures():
+        put_line("stopped" if stop_guard(guarded_root(directory)) else "no guard runs here")
+
+
+def _installation(client: str, directory: Path | None, personal: bool) -> HookInstallation:
+    project = Path(os.path.realpath(directory or "."))
+    scope = HookScope(project, Path.home(), personal, os.environ)
+    record = store_directory(project).parent.parent / "guards.json"
+    return HookInstallation(GUARDED_AGENTS[client], scope, record, put_line)
+
+
+@contextmanager
+def _failures() -> Generator[None]:
+    """Raise click's errors for those of a guard."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise NotStartedError(str(error) if isinstance(error, ValueError) else describe_error(error)) from error

@@ -1,0 +1,182 @@
+"""The agents that can be guarded: where their hooks are configured, and what is written there."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringfence_guard.events import AgentName
+from ringfence_guard.settings import client_path
+
+TIMEOUT_SECONDS = 120
+"""How long an agent waits for a hook. The hook answers after 80 % of it at the latest."""
+QUICK_SECONDS = 3
+"""The longest that Codex waits for hooks at an interrupt, and at the end of a session."""
+PLUGIN = "ringfence-guard.js"
+
+
+@dataclass(frozen=True, slots=True)
+class HookScope:
+    """Where hooks are installed: for the project in a directory, or for all projects of a person."""
+
+    project: Path
+    home: Path
+    personal: bool = False
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def directory(self) -> Path:
+        return self.home if self.personal else self.project
+
+
+@dataclass(frozen=True, slots=True)
+class HookCommand:
+    """The command line that an agent's hooks run."""
+
+    interpreter: str
+    state: str
+    """The state directory, absolute."""
+    root: str = ""
+    """The directory that is guarded. Empty: the repository that the agent works in."""
+    allows_unavailable: bool = False
+
+    def words(self, agent: AgentName, seconds: float = TIMEOUT_SECONDS) -> Sequence[str]:
+        root = ["--root", self.root] if self.root else []
+        allow = ["--if-unavailable", "allow"] if self.allows_unavailable else []
+        first = [self.interpreter, "-I", "-S", client_path(), agent, "--state", self.state]
+        return [*first, *root, "--timeout", f"{seconds:g}", *allow]
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedAgent:
+    """One agent. Each of its hooks is a member of the list of its event in the file."""
+
+    name: AgentName
+    title: str
+    file: Callable[[HookScope], Path]
+    before: str = ""
+    """The event before a call of a tool."""
+    calls: Sequence[str] = ()
+    """The events of calls, which are asked for the tools of ``matcher`` alone."""
+    others: Sequence[str] = ()
+    matcher: str = ""
+    units_in_second: int = 1
+    """In what it counts time limits."""
+    quick: Sequence[str] = ()
+    """The events with a short time limit of its own."""
+    on_failure: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the hook before a call also says, so that a hook that fails denies the call."""
+    notes: Sequence[str] = ()
+    """What a person has to do or to know after the installation."""
+
+    def groups(self, command: HookCommand) -> Mapping[str, Mapping[str, Any]]:
+        """The hook of each event, as the agent's file has it."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for event in (*self.calls, *self.others):
+            seconds = QUICK_SECONDS if event in self.quick else TIMEOUT_SECONDS
+            hook: dict[str, Any] = {
+                "type": "command",
+                "command": shlex.join(command.words(self.name, seconds)),
+                "timeout": seconds * self.units_in_second,
+            }
+            if event == self.before and not command.allows_unavailable:
+                hook |= self.on_failure
+            found[event] = {**({"matcher": self.matcher} if event in self.calls else {}), "hooks": [hook]}
+        return found
+
+    def plugin(self, command: HookCommand) -> str:
+        """The text of a plug-in, for an agent that has no hooks in a file."""
+        template = Path(__file__).with_name("opencode_plugin.js").read_text(encoding="utf-8")
+        return template.replace("__COMMAND__", json.dumps([*command.words(self.name)]))
+
+
+def _codex_file(scope: HookScope) -> Path:
+    own = scope.environ.get("CODEX_HOME") if scope.personal else None
+    return Path(own) / "hooks.json" if own else scope.directory / ".codex/hooks.json"
+
+
+def _opencode_file(scope: HookScope) -> Path:
+    return scope.directory / (".config/opencode/plugin" if scope.personal else ".opencode/plugin") / PLUGIN
+
+
+def _claude_file(scope: HookScope) -> Path:
+    # The other file of a project is shared with people who have no ringfence.
+    return scope.directory / ".claude" / ("settings.json" if scope.personal else "settings.local.json")
+
+
+GUARDED_AGENTS: Mapping[str, GuardedAgent] = {
+    agent.name: agent
+    for agent in (
+        GuardedAgent(
+            "claude",
+            "Claude Code",
+            _claude_file,
+            "PreToolUse",
+            ("PreToolUse", "PostToolUse", "PostToolUseFailure"),
+            ("SessionStart", "UserPromptSubmit", "PostToolBatch", "SubagentStop", "Stop", "SessionEnd"),
+            r"Bash|Edit|MultiEdit|Write|NotebookEdit|mcp__.*",
+            on_failure={"onFailure": "block"},
+            notes=("start claude anew. `--bare`, `--safe-mode` and `disableAllHooks` switch the guard off",),
+        ),
+        GuardedAgent(
+            "codex",
+            "Codex",
+            _codex_file,
+            "PreToolUse",
+            ("PreToolUse", "PostToolUse"),
+            ("SessionStart", "UserPromptSubmit", "SubagentStop", "Stop", "Interrupt", "SessionEnd"),
+            r"Bash|apply_patch|mcp__.*",
+            quick=("Interrupt", "SessionEnd"),
+            notes=(
+                (
+                    "start codex and trust the hooks by `/hooks`: it passes over hooks that nobody has trusted, and "
+                    "`codex exec` says nothing of it. Hooks of a project also need a trusted project"
+                ),
+                "it tells no exit code, and nothing of commands within its code mode",
+                "a hook that fails lets the call run",
+            ),
+        ),
+        GuardedAgent(
+            "gemini",
+            "Gemini CLI",
+            lambda scope: scope.directory / ".gemini/settings.json",
+            "BeforeTool",
+            ("BeforeTool", "AfterTool"),
+            ("SessionStart", "BeforeAgent", "AfterAgent", "SessionEnd"),
+            r"run_shell_command|write_file|replace|mcp_.*",
+            1000,
+            notes=(
+                "start gemini anew, in a folder that it trusts",
+                "it tells no exit code, and not which calls are a sub-agent's",
+                "a hook that takes too long lets the call run",
+            ),
+        ),
+        GuardedAgent(
+            "qwen",
+            "Qwen Code",
+            lambda scope: scope.directory / ".qwen/settings.json",
+            "PreToolUse",
+            ("PreToolUse", "PostToolUse", "PostToolUseFailure"),
+            ("SessionStart", "UserPromptSubmit", "PostToolBatch", "SubagentStop", "Stop", "SessionEnd"),
+            r"run_shell_command|write_file|edit|notebook_edit|mcp__.*",
+            1000,
+            notes=("start qwen anew", "a hook that fails lets the call run"),
+        ),
+        GuardedAgent(
+            "opencode",
+            "opencode",
+            _opencode_file,
+            notes=(
+                (
+                    "start opencode anew. It installs @opencode-ai/plugin beside a plug-in, which is 64 MB: "
+                    "--user keeps that out of the project"
+                ),
+                "a call of a tool that fails has no end there: it is kept",
+            ),
+        ),
+    )
+}

@@ -1,0 +1,384 @@
+"""The calls of agents' own tools on one workspace: where each begins and ends, and what becomes of its changes.
+
+Nothing is open between two events. A call begins with a look at the files and ends with another; what differs is its
+step, or is rolled back if a policy denies it. Calls that may change any file and overlap are one step, named after all.
+A tool that names its files is looked at by these alone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from ringfence.runtime.policy import Policy
+from ringfence_guard import wording
+from ringfence_guard.answers import HookAnswer, can_take_context
+from ringfence_guard.events import HookEvent
+from ringfence_guard.guard_log import CallKind, GuardedCallRecord, GuardLog
+from ringfence_guard.judging import EachChangePolicy, FailedCommandPolicy, SomeDeniedError
+from ringfence_guard.own_files import OwnFilesPolicy
+from ringfence_guard.settings import GuardSettings
+from ringfence_guard.transcripts import has_result
+
+if TYPE_CHECKING:
+    from ringfence_sandbox import Workspace
+
+OWN_TOOLS = ("mcp__ringfence", "mcp_ringfence", "ringfence_")
+"""Tools of `ringfence serve`, which are transactions already."""
+
+
+@dataclass(eq=False, slots=True)
+class OpenCall:
+    """A call that has begun."""
+
+    event: HookEvent
+    mark: str
+    """The look that it began with; of a call that may change any file, that of its group."""
+    paths: tuple[str, ...] | None
+    """The files that it names, in the workspace."""
+    verdict: str = ""
+    """What became of a part of it that had to be settled before its end."""
+
+
+@dataclass(eq=False, slots=True)
+class CallGroup:
+    """Calls that may change any file and overlap: one step."""
+
+    mark: str
+    open: list[OpenCall] = field(default_factory=list[OpenCall])
+    ended: list[OpenCall] = field(default_factory=list[OpenCall])
+    failed: int | None = None
+    """The exit code of a command that failed."""
+    verdict: str = ""
+    is_settled: bool = False
+    unheard: list[OpenCall] = field(default_factory=list[OpenCall])
+    """Calls whose end cannot carry the verdict: it did not wait longer, or never comes."""
+
+
+class GuardedCalls:
+    """The calls on one opened workspace. Threads may hand events over at once."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        log: GuardLog,
+        *,
+        policies: Sequence[Policy] = (),
+        settings: GuardSettings | None = None,
+        overlap_seconds: float = 10.0,
+        verdict_seconds: float = 5.0,
+    ) -> None:
+        """``overlap_seconds`` is how long a call that may change any file waits for another one to end;
+        ``verdict_seconds`` is how long the end of one waits for those that it overlaps."""
+        self._workspace = workspace
+        self._root = os.path.realpath(workspace.root)
+        self._log = log
+        self._settings = GuardSettings() if settings is None else settings
+        self._own_files = OwnFilesPolicy(Path(self._root))
+        self._policies: tuple[Policy, ...] = (self._own_files, *policies)
+        self._overlap_seconds, self._verdict_seconds = overlap_seconds, verdict_seconds
+        self._turn = threading.Condition()
+        self._file_calls: list[OpenCall] = []
+        self._group: CallGroup | None = None
+        self._loose: dict[tuple[str, str], list[str]] = {}
+        """By agent and session: commands that may go on after the end of their call."""
+        self._pending: dict[tuple[str, str], list[str]] = {}
+        """By agent and session: what its model is to be told with a later event."""
+        self._undone: set[tuple[str, str, str]] = set()
+
+    @property
+    def open_calls(self) -> Sequence[HookEvent]:
+        """The beginnings of calls that have not ended."""
+        with self._turn:
+            return [call.event for call in self._all_open()]
+
+    def handle(self, event: HookEvent) -> HookAnswer:
+        """Take an event, and return the answer to it.
+
+        Raises:
+            OSError, RingfenceError, ValueError: the files cannot be looked at, or the history not be written.
+        """
+        with self._turn:
+            answer = self._take(event)
+            self._turn.notify_all()
+        return answer
+
+    def end_session(self, agent: str, session_id: str) -> None:
+        """Settle all calls of a session whose agent is gone. Raises as `handle`."""
+        with self._turn:
+            self._settle(call for call in self._all_open() if call.event.actor[:2] == (agent, session_id))
+            self._judge_loose()
+            self._loose.pop((agent, session_id), None)
+            self._turn.notify_all()
+
+    def undo(self, numbers: Sequence[int], sessions: Collection[str] | None = None, n: int | None = None) -> str:
+        """Undo these steps, newest first; or the newest ``n``, of these sessions if any are given.
+
+        Return what was done, in words. Raises LookupError where there are not so many steps.
+        """
+        with self._turn:
+            if numbers:
+                done = [self._workspace.undo(step=number) for number in sorted(numbers, reverse=True)]
+            else:
+                done = [self._workspace.undo(n or 1, session=sessions)]
+            steps = [one.step.number for one in done if one.step is not None]
+            outcomes = {path: outcome for one in done for path, outcome in one.outcomes.items()}
+            text = wording.describe_undo(outcomes)
+            record = GuardedCallRecord("undone", step=steps[-1] if steps else None, paths=[*outcomes], note=text)
+            self._log.append(record)
+            return text
+
+    def _take(self, event: HookEvent) -> HookAnswer:
+        key = event.actor[:2]
+        answer = HookAnswer()
+        if event.tool.startswith(OWN_TOOLS):
+            return answer
+        if event.phase == "before":
+            answer = self._begin(event)
+        elif event.phase in ("after", "failed"):
+            answer = HookAnswer(verdict=self._end(event))
+        elif event.phase == "prompt" and not event.subagent:
+            if (asked := wording.asked_undo(event.prompt)) is not None:
+                return self._undo_prompt(event, asked)
+            self._settle(call for call in self._all_open() if self._has_passed(call, event))
+        elif event.phase in ("stop", "batch_end", "subagent_end"):
+            self._settle(call for call in self._all_open() if call.event.actor == event.actor)
+            if event.has_background is False:
+                self._judge_loose()
+                self._loose.pop(key, None)
+        elif event.phase == "session_end":
+            self.end_session(*key)
+        if can_take_context(event) and (texts := self._pending.pop(key, None)):
+            answer = HookAnswer(answer.denial, answer.verdict, "\n\n".join(texts))
+        return answer
+
+    # The beginning of a call.
+
+    def _begin(self, event: HookEvent) -> HookAnswer:
+        if event.is_background and self._settings.deny_background:
+            self._log.append(GuardedCallRecord.of("refused", event, note="in the background"))
+            return HookAnswer(denial=wording.NO_BACKGROUND)
+        self._settle(call for call in self._all_open() if self._is_proved_over(call, event))
+        paths = None if event.paths is None else self._inside(event.paths)
+        if paths == ():
+            return HookAnswer()
+        if paths is not None:
+            if self._group is None:
+                self._judge_loose()
+            self._own_files.refresh()
+            self._file_calls.append(OpenCall(event, self._workspace.begin_look(paths=paths), paths))
+            return HookAnswer()
+        until = monotonic() + self._overlap_seconds
+        while self._group is not None and (left := until - monotonic()) > 0:
+            self._turn.wait(left)
+        if self._group is None:
+            self._settle_files()
+            self._judge_loose()
+            self._own_files.refresh()
+            self._group = CallGroup(self._workspace.begin_look())
+        self._group.open.append(OpenCall(event, self._group.mark, None))
+        return HookAnswer()
+
+    def _inside(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """The paths in the workspace, from its root."""
+        found: list[str] = []
+        for path in paths:
+            real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+            if real.startswith(f"{self._root}/"):
+                found.append(os.path.relpath(real, self._root))
+        return tuple(found)
+
+    # Its end.
+
+    def _end(self, event: HookEvent) -> str:
+        for call in self._file_calls:
+            if call.event.actor == event.actor and call.event.call_id == event.call_id:
+                self._file_calls.remove(call)
+                return "\n\n".join(filter(None, (call.verdict, self._adopt_file(call))))
+        group = self._group
+        for call in [] if group is None else group.open:
+            if call.event.actor == event.actor and call.event.call_id == event.call_id:
+                assert group is not None
+                return self._end_in_group(group, call, event)
+        if event.paths is None or self._inside(event.paths):
+            self._log.append(GuardedCallRecord.of("unseen", event, note="guard was not told of its beginning"))
+        return ""
+
+    def _end_in_group(self, group: CallGroup, call: OpenCall, event: HookEvent) -> str:
+        group.open.remove(call)
+        group.ended.append(call)
+        if event.exit_code and self._settings.rollback_on_failure:
+            group.failed = event.exit_code
+        if call.event.is_background:
+            self._loose.setdefault(event.actor[:2], []).append(event.arguments)
+        if not group.open:
+            self._settle_group(group)
+        until = monotonic() + self._verdict_seconds
+        while not group.is_settled and (left := until - monotonic()) > 0:
+            self._turn.wait(left)
+        if not group.is_settled:
+            group.unheard.append(call)
+        return group.verdict
+
+    def _settle_group(self, group: CallGroup) -> None:
+        """Make one step of the calls of a group, or roll all of them back."""
+        self._settle_files()
+        self._group = None
+        calls = group.ended
+        policies = self._policies
+        if group.failed is not None:
+            policies = (*policies, FailedCommandPolicy(group.failed))
+        try:
+            group.verdict = self._adopt(calls, group.mark, None, policies)
+        finally:
+            group.is_settled = True
+            self._turn.notify_all()
+        for key in {call.event.actor[:2] for call in group.unheard}:
+            if group.verdict:
+                self._pending.setdefault(key, []).append(group.verdict)
+
+    def _settle_files(self) -> None:
+        """Make steps of what calls that name their files have done so far, so that it is not another call's."""
+        for call in self._file_calls:
+            assert call.paths is not None
+            call.verdict = "\n\n".join(filter(None, (call.verdict, self._adopt_file(call))))
+            call.mark = self._workspace.begin_look(paths=call.paths)
+
+    def _adopt_file(self, call: OpenCall) -> str:
+        return self._adopt([call], call.mark, call.paths, self._policies)
+
+    def _adopt(
+        self, calls: Sequence[OpenCall], mark: str, paths: Sequence[str] | None, policies: Sequence[Policy]
+    ) -> str:
+        """Adopt calls as one. Return what their models are told."""
+        first = calls[0].event
+        others = [*self._loose_lines()] if paths is None else []
+        done = self._workspace.adopt(
+            mark,
+            tool=" + ".join(dict.fromkeys(call.event.tool for call in calls)),
+            call_id=first.call_id if len(calls) == 1 else None,
+            session_id=first.session_id,
+            paths=paths,
+            policies=policies,
+            agent=first.subagent or first.agent,
+            prompt_id=first.prompt_id,
+            client=first.agent,
+            params={"arguments": [call.event.arguments for call in calls]},
+        )
+        changed = [change.path for change in done.changes]
+        verdict = ""
+        if not done.kept:
+            together = [call.event.arguments for call in calls] if len(calls) > 1 else []
+            verdict = wording.describe_denial(done.receipt, done.conflicts, done.aborted, together, others)
+        step = None if done.step is None else done.step.number
+        for call in calls:
+            if changed:
+                kind: CallKind = "kept" if done.kept else "denied"
+                record = GuardedCallRecord.of(kind, call.event, step=step, aborted=done.aborted, paths=changed)
+                self._log.append(record)
+        return verdict
+
+    # Calls whose end never comes.
+
+    def _all_open(self) -> list[OpenCall]:
+        return [*self._file_calls, *([] if self._group is None else self._group.open)]
+
+    @staticmethod
+    def _has_passed(call: OpenCall, event: HookEvent) -> bool:
+        """Whether a prompt shows that a call is over: a person types the next one after it."""
+        began = call.event
+        if began.actor != event.actor:
+            return False
+        # qwen-code has the event of a prompt before every turn of the model.
+        return not event.prompt_id or began.prompt_id != event.prompt_id
+
+    @staticmethod
+    def _is_proved_over(call: OpenCall, event: HookEvent) -> bool:
+        began = call.event
+        is_other = began.call_id != event.call_id
+        same = began.actor == event.actor
+        return is_other and same and has_result(event.transcript or began.transcript, began.transcript_id)
+
+    def _settle(self, calls: Iterator[OpenCall]) -> None:
+        """Keep what calls without an end have changed, but for paths that policies deny."""
+        for call in list(calls):
+            event = call.event
+            if call in self._file_calls:
+                self._file_calls.remove(call)
+                self._adopt_apart(event, call.mark, call.paths, "its end was never told")
+                continue
+            group = self._group
+            assert group is not None
+            group.open.remove(call)
+            self._loose.setdefault(event.actor[:2], []).append(event.arguments)
+            if group.open or group.ended:
+                group.ended.append(call)
+                group.unheard.append(call)
+            if group.ended and not group.open:
+                self._settle_group(group)
+            elif not group.ended:
+                self._settle_files()
+                self._group = None
+                self._adopt_apart(event, group.mark, None, "its end was never told")
+
+    def _judge_loose(self) -> None:
+        """Look at what commands that may still run have changed since the last look, or somebody else."""
+        if self._loose and self._group is None:
+            event = HookEvent("claude", "", "other", "", "", arguments="; ".join(self._loose_lines()))
+            self._adopt_apart(event, self._workspace.begin_look(paths=[]), None, wording.MAYBE_OTHERS)
+
+    def _loose_lines(self) -> Iterator[str]:
+        for lines in self._loose.values():
+            yield from dict.fromkeys(lines)
+
+    def _adopt_apart(self, event: HookEvent, mark: str, paths: Sequence[str] | None, note: str) -> None:
+        """Keep changes but for the paths that policies deny, which are rolled back alone."""
+        tool = event.tool or "unattributed"
+        each = EachChangePolicy(self._policies)
+        client = event.agent if event.tool else ""
+        adopt = partial(
+            self._workspace.adopt, tool=tool, session_id=event.session_id, prompt_id=event.prompt_id, client=client
+        )
+        try:
+            done = adopt(mark, paths=paths, policies=[each])
+        except SomeDeniedError:
+            denied = sorted(each.denied)
+            apart = self._workspace.begin_look(paths=[])
+            back = adopt(apart, paths=denied, policies=self._policies)
+            gone = [change.path for change in back.changes]
+            self._log.append(
+                GuardedCallRecord.of("denied", event, aborted=back.aborted, paths=gone, note=f"late change; {note}")
+            )
+            text = wording.describe_late(event.arguments, each.denied, back.aborted)
+            for key in {event.actor[:2], *self._loose}:
+                if key[1]:
+                    self._pending.setdefault(key, []).append(text)
+            done = adopt(mark, paths=paths)
+        if changed := [change.path for change in done.changes]:
+            step = None if done.step is None else done.step.number
+            kind: CallKind = "kept" if event.tool else "unattributed"
+            self._log.append(GuardedCallRecord.of(kind, event, step=step, paths=changed, note=note))
+
+    # Undo by a prompt.
+
+    def _undo_prompt(self, event: HookEvent, n: int) -> HookAnswer:
+        key = (event.agent, event.session_id, event.prompt_id)
+        if event.prompt_id and key in self._undone:
+            return HookAnswer()
+        self._undone.add(key)
+        self._settle(call for call in self._all_open() if call.event.actor == event.actor)
+        own = [step for step in self._workspace.steps() if step.session_id == event.session_id and step.tool != "undo"]
+        if n > len(own):
+            return HookAnswer(denial=f"ringfence guard: this session has {len(own)} steps, and {n} were to be undone")
+        with suppress(LookupError):
+            text = self.undo([], [event.session_id], n)
+            self._pending.setdefault(event.actor[:2], []).append(f"A person has undone your last changes. {text}")
+            return HookAnswer(denial=text)
+        return HookAnswer(denial="ringfence guard: there is nothing to undo")

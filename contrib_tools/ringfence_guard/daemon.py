@@ -1,0 +1,272 @@
+"""The guard of one directory: it has the workspace open, and answers hooks and commands on a Unix socket.
+
+A connection is one line of JSON in each direction. Only processes of the same user are answered.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any, cast
+
+import click
+
+from ringfence.errors import RingfenceError
+from ringfence.failures import describe_error
+from ringfence_guard.answers import format_answer
+from ringfence_guard.calls import GuardedCalls
+from ringfence_guard.events import AgentName, HookEvent, parse_event
+from ringfence_guard.guard_log import GuardLog
+from ringfence_guard.settings import guard_directory, load_settings
+from ringfence_sandbox import Workspace
+from ringfence_tools.runs.owner_policies import policies_of
+
+SOCKET = "socket"
+MAX_LINE = 64 << 20
+"""The most bytes of a question. An event has the whole result of its call."""
+IDLE_SECONDS = 600.0
+"""How long a guard stays after the last session has ended."""
+POLL_SECONDS = 1.0
+
+
+class SessionProcesses:
+    """Which process runs each session, so that the death of an agent is seen."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._descriptors)
+
+    def watch(self, session: tuple[str, str], process: int) -> None:
+        """A process that is gone already, or is unknown, is not watched."""
+        with self._lock, suppress(OSError):
+            if session not in self._descriptors and process > 1:
+                self._descriptors[session] = os.pidfd_open(process)
+
+    def forget(self, session: tuple[str, str]) -> None:
+        with self._lock:
+            descriptor = self._descriptors.pop(session, None)
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def dead(self) -> list[tuple[str, str]]:
+        """The sessions whose process has ended since the last time."""
+        with self._lock, selectors.DefaultSelector() as selector:
+            for session, descriptor in self._descriptors.items():
+                selector.register(descriptor, selectors.EVENT_READ, session)
+            found = [key.data for key, _ in selector.select(0)]
+        for session in found:
+            self.forget(session)
+        return found
+
+
+class GuardServer:
+    """Answers on a socket until it is stopped, or nobody has asked anything for a while."""
+
+    def __init__(self, workspace: Workspace, calls: GuardedCalls, log: GuardLog, idle_seconds: float) -> None:
+        self._workspace, self._calls, self._log = workspace, calls, log
+        self._idle_seconds = idle_seconds
+        self._sessions = SessionProcesses()
+        self._stopped = threading.Event()
+        self._active = 0
+        self._used = monotonic()
+        self._count = threading.Lock()
+        self._last_events: dict[str, str] = {}
+        self._commands: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "status": self._status,
+            "show": self._show,
+            "undo": self._undo,
+            "stop": self._stop,
+        }
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self, listening: socket.socket) -> None:
+        """Serve until the end; then wait for what is being answered."""
+        listening.settimeout(POLL_SECONDS)
+        threads: list[threading.Thread] = []
+        while not self._stopped.is_set() and not self._is_idle():
+            for agent, session in self._sessions.dead():
+                self._end_session(agent, session)
+            with suppress(TimeoutError):
+                connection, _ = listening.accept()
+                thread = threading.Thread(target=self._answer, args=(connection,))
+                thread.start()
+                threads = [*(one for one in threads if one.is_alive()), thread]
+        for thread in threads:
+            thread.join()
+
+    def _is_idle(self) -> bool:
+        return not len(self._sessions) and not self._active and monotonic() > self._used + self._idle_seconds
+
+    def _end_session(self, agent: str, session: str) -> None:
+        try:
+            self._calls.end_session(agent, session)
+        except (RingfenceError, OSError, ValueError) as error:
+            _say(describe_error(error))
+
+    def _answer(self, connection: socket.socket) -> None:
+        with self._count:
+            self._active += 1
+        try:
+            with connection, suppress(OSError):
+                if _peer(connection) == os.getuid():
+                    connection.sendall(json.dumps(self._respond(_line(connection))).encode() + b"\n")
+        finally:
+            with self._count:
+                self._active -= 1
+                self._used = monotonic()
+
+    def _respond(self, line: bytes) -> dict[str, Any]:
+        try:
+            question: object = json.loads(line)
+            if not isinstance(question, dict):
+                raise TypeError("a question is an object")
+            given = cast("dict[str, Any]", question)
+            if given.get("kind") == "event":
+                return self._take_event(given)
+            return self._commands[given["kind"]](given)
+        except (RingfenceError, OSError, ValueError, LookupError, TypeError) as error:
+            _say(describe_error(error))
+            return {"stderr": f"ringfence guard: {describe_error(error)}\n", "exit_code": 2}
+
+    def _take_event(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        event = parse_event(cast("AgentName", given["agent"]), given.get("payload"))
+        session = event.actor[:2]
+        self._last_events[event.agent] = event.name
+        if event.session_id:
+            self._sessions.watch(session, int(given.get("process") or 0))
+        try:
+            answer = self._calls.handle(event)
+        except (RingfenceError, OSError, ValueError) as error:
+            return self._failed(event, error)
+        if event.phase == "session_end":
+            self._sessions.forget(session)
+        output = format_answer(event, answer)
+        return {"stdout": output.stdout, "stderr": output.stderr, "exit_code": output.exit_code}
+
+    @staticmethod
+    def _failed(event: HookEvent, error: Exception) -> dict[str, Any]:
+        """A call that cannot be watched is denied before it runs."""
+        words = f"ringfence guard: {describe_error(error)}"
+        _say(words)
+        if event.phase in ("before", "after", "failed"):
+            return {"stderr": f"{words}\n", "exit_code": 2}
+        return {}
+
+    # Commands of a person.
+
+    def _status(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        calls = [f"{event.agent} {event.tool}: {event.arguments}" for event in self._calls.open_calls]
+        status = {
+            "root": str(self._workspace.root),
+            "process": os.getpid(),
+            "sessions": len(self._sessions),
+            "open_calls": calls,
+            "last_events": self._last_events,
+        }
+        return {"status": status}
+
+    def _show(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        number = int(given["number"])
+        found = self._workspace.aborted_step(number) if given.get("aborted") else self._workspace.show(number)
+        return {"patch": found.patch.decode("latin-1"), "tool": found.step.tool, "at": str(found.step.created_at)}
+
+    def _undo(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        if not given.get("by"):
+            return {"text": self._calls.undo([], None, int(given.get("n") or 1))}
+        records = [one for one in self._log.read() if one.kind == "kept" and one.step is not None]
+        if not records:
+            raise LookupError("no call of an agent has changed anything yet")
+        last = records[-1]
+        numbers = {
+            one.step
+            for one in records
+            if one.session_id == last.session_id and (given["by"] == "session" or one.prompt_id == last.prompt_id)
+        }
+        numbers &= {step.number for step in self._workspace.steps()}
+        return {"text": self._calls.undo(sorted(number for number in numbers if number is not None))}
+
+    def _stop(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        self.stop()
+        return {"text": "stopped"}
+
+
+def serve(root: str, idle_seconds: float = IDLE_SECONDS) -> int:
+    """Guard a directory until nobody needs it any more. Return the exit code of the process.
+
+    There is one guard of a directory: a second one ends at once.
+    """
+    directory = guard_directory(root)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        lock = stack.enter_context(open(directory / "guard.lock", "w"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0
+        try:
+            settings = load_settings(root)
+            policies = policies_of(Path(root), settings.policies)
+            workspace = stack.enter_context(Workspace.open(root))
+        except (RingfenceError, OSError, ValueError, click.ClickException) as error:
+            words = error.format_message() if isinstance(error, click.ClickException) else describe_error(error)
+            _say(words)
+            return 2
+        log = GuardLog(directory)
+        calls = GuardedCalls(workspace, log, policies=policies, settings=settings)
+        server = GuardServer(workspace, calls, log, idle_seconds)
+
+        def stop(number: int, frame: object) -> None:
+            server.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, stop)
+        listening = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        os.chdir(directory)  # the path of a socket is short
+        Path(SOCKET).unlink(missing_ok=True)
+        before = os.umask(0o177)
+        listening.bind(SOCKET)
+        os.umask(before)
+        stack.callback(Path(SOCKET).unlink, missing_ok=True)
+        listening.listen(64)
+        server.run(listening)
+    return 0
+
+
+def _say(text: str) -> None:
+    """Write to the file that a client reads if no guard starts."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _peer(connection: socket.socket) -> int:
+    """The user of the process at the other end."""
+    form = "3i"
+    held = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(form))
+    return struct.unpack(form, held)[1]
+
+
+def _line(connection: socket.socket) -> bytes:
+    connection.settimeout(10)
+    received = b""
+    while not received.endswith(b"\n"):
+        part = connection.recv(1 << 16)
+        if not part or len(received) > MAX_LINE:
+            raise OSError("the question was cut off")
+        received += part
+    return received

@@ -1,0 +1,189 @@
+"""What an agent's hook runs: hand its event to the guard of the directory, and print the answer.
+
+The interpreter runs this file alone, with ``-I -S``: it imports nothing but the standard library. Where there is no
+guard and none can be started, or it does not answer in time, a call is denied before it runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+BEFORE = ("PreToolUse", "BeforeTool", "tool.execute.before")
+START_SECONDS = 30.0
+"""How long a guard may take to open its directory. The first event of a session waits for it."""
+SHELLS = ("sh", "bash", "dash", "zsh", "env")
+PROJECT_VARIABLES = ("CLAUDE_PROJECT_DIR", "GEMINI_PROJECT_DIR", "QWEN_PROJECT_DIR")
+STARTED: list[subprocess.Popen[bytes]] = []
+"""The guards that were started here. They outlive this process, of which Popen would warn."""
+AGAIN = "run `ringfence guard install` again"
+
+
+class NoGuardError(Exception):
+    """No guard answers, and why."""
+
+
+def root_of(cwd: str) -> str:
+    """The repository that an agent works in; where there is none, the directory."""
+    return repository_of(next((os.environ[name] for name in PROJECT_VARIABLES if os.environ.get(name)), cwd))
+
+
+def repository_of(directory: str) -> str:
+    """The repository that a directory is in, or else the directory itself."""
+    above = real = os.path.realpath(directory)
+    while not os.path.lexists(os.path.join(above, ".git")):
+        if above == os.path.dirname(above):
+            return real
+        above = os.path.dirname(above)
+    return above
+
+
+def directory_of(state: str, root: str) -> str:
+    """Where the guard of a directory has its socket."""
+    name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:32]
+    return os.path.join(state, "stores", name, "guard")
+
+
+def connect(directory: str, deadline: float) -> socket.socket:
+    """Connect to a guard that runs. Raises OSError."""
+    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            connection.connect(f"/proc/self/fd/{folder}/socket")  # a path of any length
+        except BaseException:
+            connection.close()
+            raise
+    finally:
+        os.close(folder)
+    return connection
+
+
+def start(directory: str, state: str, root: str, deadline: float) -> socket.socket:
+    """Start the guard of a directory, or wait for one that another event starts. Raises NoGuardError and OSError."""
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    with open(os.path.join(directory, "start.lock"), "w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                _sleep(deadline)
+        try:
+            return connect(directory, deadline)
+        except OSError:
+            pass
+        said = os.path.join(directory, "guard.log")
+        with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-m", "ringfence_guard", root],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env={**os.environ, "RINGFENCE_STATE_DIR": state},
+                start_new_session=True,
+            )
+        STARTED.append(process)
+        while True:
+            try:
+                return connect(directory, deadline)
+            except OSError:
+                if process.poll() is not None:
+                    with open(said, errors="replace") as log:
+                        lines = log.read().strip().splitlines() or ["it ended at once"]
+                    raise NoGuardError(f"the guard did not start: {lines[-1]}") from None
+                _sleep(deadline)
+
+
+def _sleep(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise NoGuardError("the guard did not start in time")
+    time.sleep(0.02)
+
+
+def ask(connection: socket.socket, record: dict[str, Any], deadline: float) -> dict[str, Any]:
+    """Send one question, and return the answer. Raises OSError and ValueError."""
+    connection.sendall(json.dumps(record).encode() + b"\n")
+    received = b""
+    while not received.endswith(b"\n"):
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        part = connection.recv(1 << 16)
+        if not part:
+            raise OSError("the guard has ended")
+        received += part
+    answer: Any = json.loads(received)
+    if type(answer) is not dict:
+        raise ValueError("the guard's answer is no object")
+    return answer  # pyright: ignore[reportUnknownVariableType]  # nothing more is imported for a cast
+
+
+def agent_process() -> int:
+    """The process of the agent: the nearest above this one that is no shell."""
+    if os.environ.get("CLAUDE_PID", "").isdecimal():
+        return int(os.environ["CLAUDE_PID"])
+    process = os.getppid()
+    for _ in range(8):
+        try:
+            with open(f"/proc/{process}/stat", errors="replace") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
+        except OSError:
+            return 0
+        if name not in SHELLS:
+            return process
+        process = int(rest.split()[1])
+    return 0
+
+
+def option(words: list[str], name: str, default: str) -> str:
+    return words[words.index(name) + 1] if name in words else default
+
+
+def main(words: list[str]) -> int:
+    """Answer an event on standard input.
+
+    The words are ``AGENT --state DIR [--root DIR] [--timeout SECONDS] [--if-unavailable allow]``.
+    """
+    agent, state = words[0], option(words, "--state", "")
+    deadline = time.monotonic() + 0.8 * float(option(words, "--timeout", "120"))
+    name = ""
+    try:
+        payload: Any = json.load(sys.stdin)
+        if type(payload) is not dict:
+            raise ValueError("the event is no object")
+        event: dict[str, Any] = dict(payload)  # pyright: ignore[reportUnknownArgumentType]
+        name = str(event.get("hook_event_name"))
+        root = option(words, "--root", "") or root_of(str(event.get("cwd") or os.getcwd()))
+        directory = directory_of(state, root)
+        try:
+            connection = connect(directory, deadline)
+        except OSError:
+            if name in ("SessionEnd", "Stop", "session.idle"):
+                return 0  # nothing is begun for an end
+            connection = start(directory, state, root, min(deadline, time.monotonic() + START_SECONDS))
+        with connection:
+            record = {"kind": "event", "agent": agent, "payload": event, "process": agent_process()}
+            answer = ask(connection, record, deadline)
+        sys.stdout.write(str(answer.get("stdout", "")))
+        sys.stderr.write(str(answer.get("stderr", "")))
+        return int(str(answer.get("exit_code", 0)))
+    except (NoGuardError, OSError, ValueError, IndexError) as error:
+        if option(words, "--if-unavailable", "deny") == "allow" or (name and name not in BEFORE):
+            return 0
+        sys.stderr.write(
+            f"ringfence guard cannot watch this call, so it must not run: {error or type(error).__name__}. "
+        )
+        sys.stderr.write(f"A person can look at `ringfence guard status`, or {AGAIN}.\n")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,122 @@
+"""Install the guard's hooks in an agent's own settings, or take them out again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ringfence_guard.agents import GuardedAgent, HookCommand, HookScope
+from ringfence_tools.client_files import ConfigEdit, ConfigFile, ConfigRecord, UneditableFileError
+
+OWN_COMMAND = "ringfence_guard/hook_client.py"
+"""By this the hooks of the guard are known, of any installation."""
+_OWN_PLUGIN = "// Written by `ringfence guard install"
+
+
+@dataclass(frozen=True, slots=True)
+class HookInstallation:
+    """The hooks of one agent in one scope. ``record_path`` is the record of what install wrote; ``say`` gets a line."""
+
+    agent: GuardedAgent
+    scope: HookScope
+    record_path: Path
+    say: Callable[[str], None]
+
+    @property
+    def path(self) -> Path:
+        return self.agent.file(self.scope)
+
+    def is_installed(self) -> bool:
+        """Whether the file has hooks of the guard. One that cannot be read has none."""
+        with suppress(OSError, ValueError):
+            if not self.agent.calls:
+                return self.path.exists() and self.path.read_text().startswith(_OWN_PLUGIN)
+            return any(self._own(ConfigFile(self.path), event) for event in self._events())
+        return False
+
+    def install(self, command: HookCommand) -> None:
+        """Write the hooks, after all that the file has. Those of an earlier installation are replaced.
+
+        Raises:
+            ValueError: the file cannot be edited. The message says what to do.
+            OSError: a file cannot be read or written.
+        """
+        if not self.agent.calls:
+            self._write_plugin(self.agent.plugin(command))
+        else:
+            groups = self.agent.groups(command)
+            self._edit({event: [groups[event]] for event in groups})
+        for note in self.agent.notes:
+            self.say(f"{self.agent.title}: {note}")
+
+    def uninstall(self) -> None:
+        """Remove the guard's hooks, and nothing else. Raises as `install`."""
+        if self.agent.calls:
+            self._edit({})
+        else:
+            self._write_plugin("")
+
+    def _events(self) -> Sequence[str]:
+        return (*self.agent.calls, *self.agent.others)
+
+    def _edit(self, wanted: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        with ConfigRecord.locked(self.record_path) as record:
+            file = ConfigFile(self.path)
+            old = {
+                event: [one for one in self._own(file, event) if one not in wanted.get(event, ())]
+                for event in self._events()
+            }
+            for event, groups in old.items():
+                if groups:
+                    record.uninstall(file, ConfigEdit(self.path, ("hooks", event), members=groups))
+            for event, groups in wanted.items():
+                record.install(file, ConfigEdit(self.path, ("hooks", event), members=groups))
+            if not file.is_changed:
+                state = "installed already" if wanted else "not installed"
+                self.say(f"{self.agent.title}: the guard is {state} in {self.path}, and nothing was changed")
+                return
+            record.save()
+            file.save(record.backups)
+            self.say(f"{self.agent.title}: {'installed in' if wanted else 'taken out of'} {self.path}")
+
+    @staticmethod
+    def _own(file: ConfigFile, event: str) -> Sequence[Mapping[str, Any]]:
+        """The groups of an event that have hooks of the guard alone."""
+        groups: object = file.get(("hooks", event))
+        if groups is not None and not isinstance(groups, list):
+            raise UneditableFileError(f"{file.path}: hooks.{event} holds no list, and stays as it is")
+        return [group for group in cast("list[Any]", groups or []) if _is_own(group)]
+
+    def _write_plugin(self, text: str) -> None:
+        path = self.path
+        held = path.read_text() if path.exists() else ""
+        if held and not held.startswith(_OWN_PLUGIN):
+            raise UneditableFileError(f"{path} is somebody else's, and stays as it is")
+        if held == text:
+            self.say(f"{self.agent.title}: nothing was changed in {path}")
+            return
+        if not text:
+            path.unlink()
+            with suppress(OSError):  # it is not empty
+                path.parent.rmdir()
+                path.parent.parent.rmdir()
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_name(f".{path.name}.{os.getpid()}")
+            new.write_text(text)
+            new.replace(path)
+        self.say(f"{self.agent.title}: {'installed in' if text else 'removed'} {path}")
+
+
+def _is_own(group: object) -> bool:
+    hooks = cast("dict[str, Any]", group).get("hooks") if isinstance(group, dict) else None
+    if not isinstance(hooks, list) or not hooks:
+        return False
+    commands = [
+        cast("dict[str, Any]", hook).get("command") for hook in cast("list[Any]", hooks) if isinstance(hook, dict)
+    ]
+    return len(commands) == len(cast("list[Any]", hooks)) and all(OWN_COMMAND in str(command) for command in commands)

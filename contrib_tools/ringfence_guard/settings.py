@@ -1,0 +1,70 @@
+"""What a person chose for the guard of a directory. It is kept beside the history, where no agent's tool writes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ringfence_sandbox import store_directory
+
+FOLDER = "guard"
+_FILE = "settings.json"
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSettings:
+    """The choices of `ringfence guard install`."""
+
+    policies: tuple[str, ...] = ()
+    """As ``--policy`` takes them."""
+    deny_background: bool = False
+    rollback_on_failure: bool = False
+
+
+def guard_directory(root: str | os.PathLike[str]) -> Path:
+    """The directory of the guard of a root: settings, log and socket. It need not exist."""
+    return store_directory(root) / FOLDER
+
+
+def client_path() -> str:
+    """The file that hooks run."""
+    return str(Path(__file__).with_name("hook_client.py"))
+
+
+def load_settings(root: str | os.PathLike[str]) -> GuardSettings:
+    """Return the settings of a root; where it has none, those that were made for all of a person's projects.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
+    for path in (guard_directory(root) / _FILE, _personal()):
+        if path.exists():
+            try:
+                held: object = json.loads(path.read_text())
+                if not isinstance(held, dict):
+                    raise TypeError("they are no object")
+                given = cast("Mapping[str, Any]", held)
+                policies = tuple(str(spec) for spec in given.get("policies", ()))
+                return GuardSettings(
+                    policies, bool(given.get("deny_background")), bool(given.get("rollback_on_failure"))
+                )
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{path} cannot be read: {error}") from error
+    return GuardSettings()
+
+
+def save_settings(root: str | os.PathLike[str] | None, settings: GuardSettings) -> None:
+    """Keep the settings of a root, or of all of a person's projects for None. Raises OSError."""
+    path = _personal() if root is None else guard_directory(root) / _FILE
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(json.dumps(asdict(settings), indent=1))
+    new.replace(path)
+
+
+def _personal() -> Path:
+    return store_directory("/").parent.parent / FOLDER / _FILE

@@ -1,0 +1,77 @@
+"""What models and people are told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ringfence.escapes import escape_path
+
+if TYPE_CHECKING:
+    from ringfence.receipts import Receipt
+
+MAX_PATHS = 40
+NO_BACKGROUND = (
+    "ringfence guard: commands must not run in the background here. Run it in the foreground, and without `&`."
+)
+MAYBE_OTHERS = "by a command that may still run, or by somebody else"
+SENT = "What was sent elsewhere stays sent."
+_UNDO = re.compile(r"\s*undo!(?:\s+(\d{1,4}))?\s*")
+
+
+def asked_undo(prompt: str) -> int | None:
+    """The number of steps that a prompt asks to undo; None for any other prompt."""
+    found = _UNDO.fullmatch(prompt)
+    return None if found is None else int(found[1] or 1)
+
+
+def describe_denial(
+    receipt: Receipt, conflicts: Collection[str], aborted: int | None, together: Sequence[str], others: Sequence[str]
+) -> str:
+    """Tell a model that its call was rolled back.
+
+    ``together`` are calls that cannot be told apart. ``others`` are commands that may still run.
+    """
+    denial = next((verdict for verdict in receipt.policies if not verdict.allowed), None)
+    why = "" if denial is None else f" The policy {denial.policy} denies it: {denial.reason}."
+    lines = [f"ringfence guard has rolled this call back.{why}"]
+    if together:
+        lines.append(f"These calls overlapped, cannot be told apart, and all went back: {'; '.join(together)}.")
+    if others:
+        lines.append(f"Some of it may be by a command that may still run: {'; '.join(others)}.")
+    back = [change.path for change in receipt.changes if change.path not in conflicts]
+    lines.append(f"Back to what they were: {list_paths(back)}. Read them again before you edit them.")
+    if conflicts:
+        lines.append(f"These stay as they are, and are in conflict: {list_paths(conflicts)}.")
+    if aborted is not None:
+        lines.append(f"What the call had made of them is kept as aborted/{aborted}.")
+    lines.append(SENT)
+    return " ".join(lines)
+
+
+def describe_late(command: str, denied: Mapping[str, str], aborted: int | None) -> str:
+    """Tell a model of changes that were rolled back and may be somebody else's."""
+    whys = "; ".join(dict.fromkeys(denied.values()))
+    kept = "" if aborted is None else f" What they were is kept as aborted/{aborted}."
+    return (
+        f"ringfence guard has rolled back a late change, by {command or 'a command'} or by somebody else: "
+        f"{list_paths(sorted(denied))} ({whys}). Read them again before you edit them.{kept}"
+    )
+
+
+def describe_undo(outcomes: Mapping[str, str]) -> str:
+    """Say what an undo did, by path."""
+    changed = [path for path, outcome in outcomes.items() if outcome in ("restored", "removed")]
+    stays = [path for path, outcome in outcomes.items() if outcome == "conflict"]
+    text = f"Undone: {list_paths(changed)}." if changed else "Nothing was undone."
+    if stays:
+        text += f" These stay, since they were changed later: {list_paths(stays)}."
+    return f"{text} Read them again before you edit them."
+
+
+def list_paths(paths: Collection[str]) -> str:
+    """The paths in a line. Many are cut."""
+    shown = [escape_path(path) for path in list(paths)[:MAX_PATHS]]
+    more = len(paths) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "no file"

@@ -1,0 +1,243 @@
+"""`ringfence guard`: the hooks in agents' own settings, and what a person asks the guard."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import ringfence_text
+
+FILES = {
+    "claude": (".claude/settings.local.json", ".claude/settings.json"),
+    "codex": (".codex/hooks.json", ".codex/hooks.json"),
+    "gemini": (".gemini/settings.json", ".gemini/settings.json"),
+    "qwen": (".qwen/settings.json", ".qwen/settings.json"),
+}
+BEFORE = {"claude": "PreToolUse", "codex": "PreToolUse", "gemini": "BeforeTool", "qwen": "PreToolUse"}
+PLUGIN = ".opencode/plugin/ringfence-guard.js"
+OWN = {"hooks": [{"type": "command", "command": "echo own"}]}
+
+Guard = Callable[..., str]
+
+
+@pytest.fixture
+def guard(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Guard]:
+    """Runs the command in the directory, with a home of its own; returns what it prints."""
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("CODEX_HOME", raising=False)
+
+    def run(*arguments: str, exit_code: int = 0) -> str:
+        done = ringfence_text("guard", *arguments, cwd=root)
+        assert done.returncode == exit_code, done.stderr
+        return done.stdout + done.stderr
+
+    yield run
+    run("stop")
+
+
+def settings(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def hooks_of(path: Path) -> list[Any]:
+    return [hook for groups in settings(path)["hooks"].values() for group in groups for hook in group["hooks"]]
+
+
+@pytest.mark.parametrize("agent", FILES)
+@pytest.mark.parametrize("personal", [False, True])
+def test_hooks_are_added_to_all_that_a_file_has_and_removed_again(
+    guard: Guard, root: Path, tmp_path: Path, agent: str, personal: bool
+) -> None:
+    path = (tmp_path / "home" if personal else root) / FILES[agent][personal]
+    path.parent.mkdir()
+    text = json.dumps({"theme": "dünkel", "hooks": {BEFORE[agent]: [OWN], "Other": [OWN]}, "z": 1}, indent=4)
+    path.write_text(text)
+    scope = ["--user"] if personal else []
+    assert "installed in" in guard("install", agent, *scope)
+    written = settings(path)
+    assert [*written] == ["theme", "hooks", "z"]
+    assert written["hooks"]["Other"] == [OWN]
+    own, group = written["hooks"][BEFORE[agent]]
+    assert own == OWN
+    assert "matcher" in group
+    assert "--if-unavailable" not in group["hooks"][0]["command"]
+
+    again = path.read_text()
+    assert "nothing was changed" in guard("install", agent, *scope)
+    assert path.read_text() == again
+
+    assert "taken out of" in guard("uninstall", agent, *scope)
+    assert settings(path) == json.loads(text)
+    assert "nothing was changed" in guard("uninstall", agent, *scope)
+
+
+@pytest.mark.parametrize("agent", FILES)
+def test_a_file_that_is_made_goes_again(guard: Guard, root: Path, agent: str) -> None:
+    guard("install", agent)
+    path = root / FILES[agent][0]
+    assert path.exists()
+    guard("uninstall", agent)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("agent", "timeout"), [("claude", 120), ("codex", 120), ("gemini", 120_000), ("qwen", 120_000)]
+)
+def test_time_limits_are_in_the_agents_own_unit(guard: Guard, root: Path, agent: str, timeout: int) -> None:
+    guard("install", agent)
+    assert {hook["timeout"] for hook in hooks_of(root / FILES[agent][0])} - {3} == {timeout}
+
+
+def test_claude_denies_a_call_whose_hook_fails(guard: Guard, root: Path) -> None:
+    path = root / FILES["claude"][0]
+    guard("install", "claude")
+    assert settings(path)["hooks"]["PreToolUse"][0]["hooks"][0]["onFailure"] == "block"
+    guard("install", "claude", "--if-unavailable", "allow")
+    (hook,) = settings(path)["hooks"]["PreToolUse"][0]["hooks"]
+    assert "onFailure" not in hook
+    assert hook["command"].endswith("--if-unavailable allow")
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, // why\n}', "[]", '{"hooks": {"PreToolUse": {}}}', '{"a": 1, "a": 2}', "{"])
+def test_a_file_that_cannot_be_edited_stays_as_it_is(guard: Guard, root: Path, text: str) -> None:
+    path = root / FILES["claude"][0]
+    path.parent.mkdir()
+    path.write_text(text)
+    assert "stays as it is" in guard("install", "claude", exit_code=2)
+    assert path.read_text() == text
+
+
+def test_a_group_that_a_person_has_added_to_stays(guard: Guard, root: Path) -> None:
+    path = root / FILES["qwen"][0]
+    guard("install", "qwen")
+    written = settings(path)
+    written["hooks"]["PreToolUse"][0]["hooks"].append(OWN["hooks"][0])
+    path.write_text(json.dumps(written))
+    guard("uninstall", "qwen")
+    assert [*settings(path)["hooks"]] == ["PreToolUse"]
+
+
+def test_a_plug_in_is_installed_for_opencode_and_removed_again(guard: Guard, root: Path) -> None:
+    assert "64 MB" in guard("install", "opencode")
+    text = (root / PLUGIN).read_text()
+    assert "__COMMAND__" not in text
+    assert "hook_client.py" in text
+    guard("install", "opencode", "--if-unavailable", "allow")
+    assert '"--if-unavailable", "allow"' in (root / PLUGIN).read_text()
+    guard("uninstall", "opencode")
+    assert not (root / ".opencode").exists()
+
+
+def test_somebody_elses_plug_in_stays(guard: Guard, root: Path) -> None:
+    (root / PLUGIN).parent.mkdir(parents=True)
+    (root / PLUGIN).write_text("mine")
+    assert "somebody else's" in guard("install", "opencode", exit_code=2)
+    assert "somebody else's" in guard("uninstall", "opencode", exit_code=2)
+    assert (root / PLUGIN).read_text() == "mine"
+
+
+@pytest.mark.parametrize("agent", ["codex", "gemini"])
+def test_an_agent_that_tells_no_exit_code_rolls_back_no_failure(guard: Guard, root: Path, agent: str) -> None:
+    assert "does not tell" in guard("install", agent, "--rollback-on-failure", exit_code=2)
+    assert not (root / FILES[agent][0]).exists()
+
+
+def test_a_policy_that_cannot_be_used_is_refused_before_anything_is_written(guard: Guard, root: Path) -> None:
+    assert "nonsense" in guard("install", "claude", "--policy", "nonsense", exit_code=2)
+    assert not (root / ".claude").exists()
+
+
+def fire(root: Path, name: str, agent: str = "claude", **event: Any) -> subprocess.CompletedProcess[str]:
+    """Run the hook that the agent's file has for an event, as the agent does: by a shell."""
+    (hook,) = (hook for group in settings(root / FILES[agent][0])["hooks"][name] for hook in group["hooks"])
+    payload = {"hook_event_name": name, "session_id": "s", "cwd": str(root), "prompt_id": "p", **event}
+    return subprocess.run(
+        hook["command"],
+        shell=True,
+        input=json.dumps(payload),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=root,
+        env={"PATH": os.environ["PATH"], "CLAUDE_PID": str(os.getpid())},
+    )
+
+
+def bash(root: Path, script: str, prompt: str = "p", session: str = "s") -> str:
+    call = {
+        "session_id": session,
+        "prompt_id": prompt,
+        "tool_name": "Bash",
+        "tool_input": {"command": script},
+        "tool_use_id": script,
+    }
+    assert fire(root, "PreToolUse", **call).returncode == 0
+    subprocess.run(["sh", "-c", script], cwd=root, check=True)
+    done = fire(root, "PostToolUse", **call, tool_response={})
+    assert done.returncode == 0
+    return done.stdout
+
+
+def test_an_installed_agent_is_guarded_and_a_person_sees_and_undoes_what_it_did(guard: Guard, root: Path) -> None:
+    assert "no guard runs" in guard("status")
+    guard("install", "claude", "--policy", "deny:/protected")
+    assert bash(root, "echo 1 > 1.txt") == ""
+    assert "protected must not be created" in bash(root, "mkdir protected; echo s > side.txt")
+    bash(root, "echo 2 > 2.txt", "q")
+    bash(root, "echo 3 > 3.txt", "q")
+    assert not (root / "side.txt").exists()
+
+    assert "Claude Code: installed, project, last event PostToolUse" in guard("status")
+    assert json.loads(guard("status", "--json"))["guard"]["sessions"] == 1
+    lines = guard("log").splitlines()
+    for line, words in zip(lines, ("kept step 3", "kept step 2", "denied aborted/1", "kept step 1"), strict=True):
+        assert line.partition(" ")[2].startswith(words)
+    assert json.loads(guard("log", "--json", "--limit", "1"))["calls"][0]["paths"] == ["3.txt"]
+    assert "+1" in guard("show", "1")
+    assert "side.txt" in guard("show", "1", "--aborted")
+
+    assert "3.txt" in guard("undo", "--prompt")
+    assert sorted(path.name for path in root.glob("?.txt")) == ["1.txt", "a.txt"]
+    guard("undo", "--session")
+    assert sorted(path.name for path in root.glob("?.txt")) == ["a.txt"]
+    assert "stopped" in guard("stop")
+    assert "no guard runs here" in guard("stop")
+
+
+def test_commands_work_from_below_and_without_a_guard(guard: Guard, root: Path) -> None:
+    guard("install", "claude")
+    bash(root, "mkdir below; echo 1 > 1.txt")
+    guard("stop")
+    assert "1.txt" in guard("log", "--directory", str(root / "below"))
+    assert "1.txt" in guard("undo", "--directory", str(root / "below"))
+    assert not (root / "1.txt").exists()
+
+
+def test_an_installation_over_a_running_guard_has_its_policies_in_force(guard: Guard, root: Path) -> None:
+    guard("install", "claude")
+    bash(root, "echo 1 > 1.txt")
+    guard("install", "claude", "--policy", "deny:*.txt")
+    assert "must not be created" in bash(root, "echo 2 > 2.txt")
+
+
+def test_there_is_nothing_to_show_or_undo_at_first(guard: Guard, root: Path) -> None:
+    guard("install", "qwen")
+    assert "no call of an agent" in guard("undo", "--session", exit_code=2)
+    assert guard("show", "7", exit_code=2)
+    assert guard("log") == ""
+    assert "give one of" in guard("undo", "3", "--prompt", exit_code=2)
+
+
+def test_the_command_of_a_hook_runs_one_file_of_the_standard_library(guard: Guard, root: Path) -> None:
+    guard("install", "gemini")
+    words = shlex.split(hooks_of(root / FILES["gemini"][0])[0]["command"])
+    assert words[1:3] == ["-I", "-S"]
+    assert Path(words[0]).exists()
+    assert Path(words[3]).exists()

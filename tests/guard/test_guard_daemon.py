@@ -1,0 +1,163 @@
+"""The guard as agents and people meet it: a hook's client, a process, a socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence_guard import GuardSettings, client_path, guard_directory, save_settings
+from ringfence_sandbox import Workspace
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def hook(root: Path, tmp_path: Path) -> Generator[Run]:
+    """Runs the client as Claude Code would. A guard that it started is ended."""
+
+    def run(name: str, *options: str, agent: str = "claude", **event: Any) -> subprocess.CompletedProcess[str]:
+        given = {"hook_event_name": name, "session_id": "s", "cwd": str(root), "prompt_id": "p", **event}
+        return subprocess.run(
+            [sys.executable, "-I", "-S", client_path(), agent, "--state", str(tmp_path / "state"), *options],
+            input=json.dumps(given),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={"PATH": os.environ["PATH"], "CLAUDE_PID": str(os.getpid())},
+        )
+
+    yield run
+    if (guard_directory(root) / "socket").exists():
+        asked(root, {"kind": "stop"})
+
+
+def asked(root: Path, question: dict[str, Any]) -> Any:
+    with socket.socket(socket.AF_UNIX) as connection:
+        folder = os.open(guard_directory(root), os.O_PATH)
+        connection.connect(f"/proc/self/fd/{folder}/socket")
+        os.close(folder)
+        connection.sendall(json.dumps(question).encode() + b"\n")
+        with connection.makefile() as file:
+            return json.loads(file.read())
+
+
+BASH = {"tool_name": "Bash", "tool_use_id": "c1"}
+RESULT = {"stdout": "", "stderr": "", "interrupted": False, "isImage": False, "noOutputExpected": False}
+
+
+def test_the_first_event_starts_a_guard_and_a_denied_call_goes_back(root: Path, hook: Run) -> None:
+    save_settings(root, GuardSettings(policies=("deny:/protected",)))
+    before = hook("PreToolUse", **BASH, tool_input={"command": "x"})
+    assert (before.returncode, before.stdout, before.stderr) == (0, "", "")
+    (root / "protected").mkdir()
+    (root / "side.txt").write_text("s")
+    after = hook("PostToolUse", **BASH, tool_input={"command": "x"}, tool_response=RESULT)
+    answer = json.loads(after.stdout)
+    assert "protected must not be created" in answer["reason"]
+    assert "side.txt" in answer["hookSpecificOutput"]["updatedToolOutput"]["stderr"]
+    assert not (root / "side.txt").exists()
+
+    hook("PreToolUse", **BASH, tool_input={"command": "y"})
+    (root / "kept.txt").write_text("k")
+    assert hook("PostToolUse", **BASH, tool_input={"command": "y"}, tool_response=RESULT).stdout == ""
+    status = asked(root, {"kind": "status"})["status"]
+    assert (status["sessions"], status["open_calls"]) == (1, [])
+    assert "kept.txt" in asked(root, {"kind": "undo"})["text"]
+    assert not (root / "kept.txt").exists()
+    assert os.stat(guard_directory(root) / "socket").st_mode & 0o777 == 0o600
+
+
+def test_a_call_is_denied_where_no_guard_can_be_started(root: Path, hook: Run) -> None:
+    save_settings(root, GuardSettings(policies=("nonsense",)))
+    denied = hook("PreToolUse", **BASH, tool_input={"command": "x"})
+    assert denied.returncode == 2
+    assert "nonsense" in denied.stderr
+    assert hook("PreToolUse", "--if-unavailable", "allow", **BASH).returncode == 0
+    assert hook("PostToolUse", **BASH).returncode == 0
+    assert hook("SessionEnd").returncode == 0
+
+
+def test_a_guard_says_who_has_the_directory(root: Path, hook: Run) -> None:
+    with Workspace.open(root):
+        denied = hook("PreToolUse", **BASH, tool_input={"command": "x"})
+    assert denied.returncode == 2
+    assert "is open in process" in denied.stderr
+
+
+def test_a_guard_that_does_not_answer_in_time_denies(root: Path, hook: Run) -> None:
+    directory = guard_directory(root)
+    directory.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as silent:
+        folder = os.open(directory, os.O_PATH)
+        silent.bind(f"/proc/self/fd/{folder}/socket")
+        os.close(folder)
+        silent.listen()
+        denied = hook("PreToolUse", "--timeout", "0.2", **BASH, tool_input={"command": "x"})
+    assert denied.returncode == 2
+    assert "must not run" in denied.stderr
+    (directory / "socket").unlink()
+
+
+def test_a_kill_of_the_guard_rolls_nothing_back_and_the_next_event_starts_another(root: Path, hook: Run) -> None:
+    hook("PreToolUse", **BASH, tool_input={"command": "x"})
+    process = asked(root, {"kind": "status"})["status"]["process"]
+    (root / "half.txt").write_text("half")
+    descriptor = os.pidfd_open(process)
+    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    select.select([descriptor], [], [], 10)  # until it is dead
+    os.close(descriptor)
+    assert hook("PostToolUse", **BASH, tool_input={"command": "x"}, tool_response=RESULT).returncode == 0
+    assert (root / "half.txt").read_text() == "half"
+    assert asked(root, {"kind": "status"})["status"]["process"] != process
+
+
+def test_the_death_of_an_agent_settles_its_calls(root: Path, tmp_path: Path, hook: Run) -> None:
+    hook("SessionStart")
+    with subprocess.Popen(["sleep", "60"]) as agent:
+        payload = {"hook_event_name": "PreToolUse", "session_id": "t", "cwd": str(root), **BASH}
+        question = {"kind": "event", "agent": "claude", "payload": payload, "process": agent.pid}
+        assert asked(root, question)["exit_code"] == 0
+        (root / "half.txt").write_text("half")
+        assert asked(root, {"kind": "status"})["status"]["sessions"] == 2
+        agent.kill()
+    log = guard_directory(root) / "calls.jsonl"
+    while asked(root, {"kind": "status"})["status"]["sessions"] == 2 or not log.exists():
+        time.sleep(0.05)
+    assert "its end was never told" in log.read_text()
+    assert (root / "half.txt").exists()
+
+
+def test_the_guard_of_a_repository_is_found_from_below(root: Path, hook: Run) -> None:
+    (root / ".git").mkdir()
+    (root / "below").mkdir()
+    hook("SessionStart", cwd=str(root / "below"))
+    assert asked(root, {"kind": "status"})["status"]["root"] == str(root)
+
+
+@pytest.mark.parametrize("question", [b"[]\n", b'{"kind": "nonsense"}\n', b"{\n", b'{"kind": "show", "number": 99}\n'])
+def test_nonsense_is_refused_and_the_guard_stays(root: Path, hook: Run, question: bytes) -> None:
+    hook("SessionStart")
+    with socket.socket(socket.AF_UNIX) as connection:
+        folder = os.open(guard_directory(root), os.O_PATH)
+        connection.connect(f"/proc/self/fd/{folder}/socket")
+        os.close(folder)
+        connection.sendall(question)
+        assert b'"exit_code": 2' in connection.makefile("rb").read()
+    assert asked(root, {"kind": "status"})["status"]["root"] == str(root)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '"x"'])
+def test_an_event_that_is_no_object_is_denied(root: Path, tmp_path: Path, text: str) -> None:
+    words = [sys.executable, "-I", "-S", client_path(), "claude", "--state", str(tmp_path / "state")]
+    assert subprocess.run(words, input=text, capture_output=True, text=True, timeout=60).returncode == 2
