@@ -21,8 +21,6 @@ START_SECONDS = 30.0
 """How long a guard may take to open its directory. The first event of a session waits for it."""
 SHELLS = ("sh", "bash", "dash", "zsh", "env")
 PROJECT_VARIABLES = ("CLAUDE_PROJECT_DIR", "GEMINI_PROJECT_DIR", "QWEN_PROJECT_DIR")
-STARTED: list[subprocess.Popen[bytes]] = []
-"""The guards that were started here. They outlive this process, of which Popen would warn."""
 AGAIN = "run `ringfence guard install` again"
 
 
@@ -92,16 +90,19 @@ def start(directory: str, state: str, root: str, deadline: float) -> socket.sock
                 env={**os.environ, "RINGFENCE_STATE_DIR": state},
                 start_new_session=True,
             )
-        STARTED.append(process)
-        while True:
-            try:
-                return connect(directory, deadline)
-            except OSError:
-                if process.poll() is not None:
-                    with open(said, errors="replace") as log:
-                        lines = log.read().strip().splitlines() or ["it ended at once"]
-                    raise NoGuardError(f"the guard did not start: {lines[-1]}") from None
-                _sleep(deadline)
+        try:
+            while True:
+                try:
+                    return connect(directory, deadline)
+                except OSError:
+                    if process.poll() is not None:
+                        with open(said, errors="replace") as log:
+                            lines = log.read().strip().splitlines() or ["it ended at once"]
+                        raise NoGuardError(f"the guard did not start: {lines[-1]}") from None
+                    _sleep(deadline)
+        finally:
+            if process.returncode is None:
+                process.returncode = 0  # it outlives this process, of which Popen would warn
 
 
 def _sleep(deadline: float) -> None:
