@@ -331,6 +331,7 @@ class GuardedCalls:
     def _judge_loose(self) -> None:
         """Look at what commands that may still run have changed since the last look, or somebody else."""
         if self._loose and self._group is None:
+            self._settle_files()
             event = HookEvent("claude", "", "other", "", "", arguments="; ".join(self._loose_lines()))
             self._adopt_apart(event, self._workspace.begin_look(paths=[]), None, wording.MAYBE_OTHERS)
 

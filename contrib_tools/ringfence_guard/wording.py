@@ -17,12 +17,14 @@ NO_BACKGROUND = (
 )
 MAYBE_OTHERS = "by a command that may still run, or by somebody else"
 SENT = "What was sent elsewhere stays sent."
+_CONTEXT = re.compile(r"\A(?:\s*<hook_context>.*?</hook_context>)+", re.DOTALL)
+"""What Gemini CLI puts before the prompt that a person typed."""
 _UNDO = re.compile(r"\s*undo!(?:\s+(\d{1,4}))?\s*")
 
 
 def asked_undo(prompt: str) -> int | None:
     """The number of steps that a prompt asks to undo; None for any other prompt."""
-    found = _UNDO.fullmatch(prompt)
+    found = _UNDO.fullmatch(_CONTEXT.sub("", prompt))
     return None if found is None else int(found[1] or 1)
 
 

@@ -304,6 +304,17 @@ def test_a_late_change_of_a_background_command_is_not_the_next_calls(
     assert [one.kind for one in log.read()] == ["denied", "unattributed", "kept"]
 
 
+def test_beside_a_background_command_a_file_that_is_being_written_is_its_calls(
+    agent: Agent, workspace: Workspace
+) -> None:
+    agent.bash("true", run_in_background=True)
+    first = agent.begin("Write", file_path=str(agent.root / "1.txt"), content="1")
+    agent.sh("echo 1 > 1.txt; echo late > late.txt")
+    agent.write("2.txt", "2")
+    agent.end(first)
+    assert steps(workspace) == [("Write", ("1.txt",)), ("unattributed", ("late.txt",)), ("Write", ("2.txt",))]
+
+
 def test_when_its_commands_have_ended_changes_between_calls_are_a_persons_again(agent: Agent) -> None:
     agent.bash("true", run_in_background=True)
     agent.tell("Stop", background_tasks=[])
@@ -347,6 +358,12 @@ def test_a_prompt_undoes_the_sessions_own_steps_once(agent: Agent, workspace: Wo
     assert agent.tell("UserPromptSubmit", prompt="undo! 2", prompt_id="p2").denial == ""
     assert "undone" in agent.tell("UserPromptSubmit", prompt="go on", prompt_id="p3").context
     assert (agent.root / "2.txt").exists()
+
+
+def test_a_prompt_is_found_behind_what_hooks_have_put_before_it(agent: Agent) -> None:
+    agent.bash("echo 1 > 1.txt")
+    prompt = "<hook_context>notes</hook_context>\n\nundo!"
+    assert "1.txt" in agent.tell("UserPromptSubmit", prompt=prompt, prompt_id="p2").denial
 
 
 @pytest.mark.parametrize("prompt", ["please undo! 2", "undo! everything", "undo", "undo! -1"])
