@@ -12,7 +12,7 @@ import click
 
 from ringfence.escapes import escape_path
 from ringfence.failures import describe_error
-from ringfence_cli.options import AS_JSON, POLICY, Interruptible, Invocation
+from ringfence_cli.options import AS_JSON, POLICY, Interruptible, Invocation, PathsCommand, given_paths
 from ringfence_guard import (
     GUARDED_AGENTS,
     GuardedCallRecord,
@@ -196,18 +196,22 @@ def show(number: int, aborted: bool, directory: Path) -> None:
         put_diff(answer["patch"].encode("latin-1"))
 
 
-@guard.command()
+@guard.command(cls=PathsCommand)
 @click.argument("n", type=click.IntRange(min=1), required=False, metavar="[N]")
 @click.option("--session", is_flag=True, help="All steps of the session that made the newest one.")
 @click.option("--prompt", is_flag=True, help="All steps of the prompt that led to the newest one.")
 @HERE
 def undo(n: int | None, session: bool, prompt: bool, directory: Path) -> None:
-    """Undo the newest N steps, by default one. What was changed later stays."""
+    """Undo the newest N steps, by default one. What was changed later stays.
+
+    With `-- PATH...` only what these steps changed at these paths, and below them, is undone.
+    """
     if (n is not None) + session + prompt > 1:
         raise click.UsageError("give one of N, --session and --prompt")
     by = "session" if session else "prompt" if prompt else ""
     with _failures():
-        answer = ask_guard(guarded_root(directory), {"kind": "undo", "n": n or 1, "by": by})
+        root = guarded_root(directory)
+        answer = ask_guard(root, {"kind": "undo", "n": n or 1, "by": by, "paths": given_paths(root)})
         assert answer is not None
         put_line(answer["text"])
 

@@ -22,7 +22,15 @@ from ringfence.escapes import display_path, escape_path
 from ringfence.failures import describe_error
 from ringfence.filesystem.paths import is_dotgit
 from ringfence.receipts import change_json
-from ringfence_cli.options import AS_JSON, THIS_DIRECTORY, WITH_IGNORED, Command, Invocation
+from ringfence_cli.options import (
+    AS_JSON,
+    THIS_DIRECTORY,
+    WITH_IGNORED,
+    Command,
+    Invocation,
+    PathsCommand,
+    given_paths,
+)
 from ringfence_cli.task_log import forget_tasks, recorded_runs, recorded_tasks
 from ringfence_sandbox import (
     StateDirectoryError,
@@ -89,9 +97,6 @@ def _workspace_of(directory: Path) -> Path:
         return directory
     ErrorStream().say(f"ringfence: in {escape_path(str(above))}, which has this directory in its history")
     return above
-
-
-PATHS = "ringfence_cli.paths"
 
 
 class HistoryCommand(Command):
@@ -305,34 +310,11 @@ def _not_exported(exported: Export) -> Iterator[str]:
         yield f"left out: {len(exported.unknown) - MAX_PATHS} more of these; --json lists all"
 
 
-class PathsCommand(HistoryCommand):
-    """A command that takes paths behind ``--``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[PATHS] = args[at + 1 :]
-        return super().parse_args(ctx, args[:at])
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "[-- PATH...]"]
+class HistoryPathsCommand(PathsCommand, HistoryCommand):
+    """A command for the history that takes paths behind ``--``."""
 
 
-def _paths(directory: Path) -> Sequence[str] | None:
-    """Return the paths behind ``--``, from the root of the workspace. None: there are none."""
-    given: Sequence[str] = click.get_current_context().meta[PATHS]
-    if not given:
-        return None
-    root, here = os.path.realpath(directory), os.getcwd()
-    found: list[str] = []
-    for path in given:
-        absolute = os.path.normpath(os.path.join(here if os.path.commonpath((root, here)) == root else root, path))
-        if os.path.commonpath((root, absolute)) != root:
-            raise click.UsageError(f"{path} is not in {directory}")
-        found.append(os.path.relpath(absolute, root))
-    return ["" if path == os.curdir else path for path in found]
-
-
-@_command_of(PathsCommand)
+@_command_of(HistoryPathsCommand)
 @click.argument("n", type=click.IntRange(min=1), required=False)
 @click.option("--step", callback=_step_name, metavar="K", help="Reverse step K alone, a number or a name.")
 @click.option("--run", is_flag=True, help="Reverse all steps of the newest run.")
@@ -358,7 +340,7 @@ def undo(
         among = "" if run or step is not None else _undos_among(workspace.steps()[-(n or 1) :])
         if run:
             n, sessions, named = _newest_run(workspace, directory)
-        paths = _paths(directory)
+        paths = given_paths(directory)
         done = workspace.undo(n, step=step, session=sessions, paths=paths, dry_run=dry_run, with_ignored=with_ignored)
         if sessions is not None:
             is_undone = bool(done.outcomes) and set(done.outcomes.values()) == {"kept"}

@@ -6,6 +6,7 @@ Nothing here is slow to import, so that ``--help`` is quick.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
+PATHS = "ringfence_cli.paths"
+"""Where click's context has the paths behind ``--``."""
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_SECONDS = 365 * 24 * 3600.0
 BYTES = {"m": 1 << 20, "g": 1 << 30}
@@ -77,6 +80,33 @@ class Command(click.Command):
         values, _, _ = parser.parse_args(list(args))
         ctx.resilient_parsing = before
         return values
+
+
+class PathsCommand(Command):
+    """A command that takes paths behind ``--``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[PATHS] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- PATH...]"]
+
+
+def given_paths(directory: Path) -> Sequence[str] | None:
+    """Return the paths behind ``--``, from the root of the workspace. None: there are none."""
+    given: Sequence[str] = click.get_current_context().meta[PATHS]
+    if not given:
+        return None
+    root, here = os.path.realpath(directory), os.getcwd()
+    found: list[str] = []
+    for path in given:
+        absolute = os.path.normpath(os.path.join(here if os.path.commonpath((root, here)) == root else root, path))
+        if os.path.commonpath((root, absolute)) != root:
+            raise click.UsageError(f"{path} is not in {directory}")
+        found.append(os.path.relpath(absolute, root))
+    return ["" if path == os.curdir else path for path in found]
 
 
 class Commands(click.Group):

@@ -137,7 +137,7 @@ GUARDED_AGENTS: Mapping[str, GuardedAgent] = {
                     "`codex exec` says nothing of it. Hooks of a project also need a trusted project"
                 ),
                 "it tells no exit code, and nothing of commands within its code mode",
-                "a hook that fails lets the call run",
+                "a hook that is missing, or takes too long, lets the call run",
             ),
         ),
         GuardedAgent(
@@ -164,7 +164,7 @@ GUARDED_AGENTS: Mapping[str, GuardedAgent] = {
             ("SessionStart", "UserPromptSubmit", "PostToolBatch", "SubagentStop", "Stop", "SessionEnd"),
             r"run_shell_command|write_file|edit|notebook_edit|mcp__.*",
             1000,
-            notes=("start qwen anew", "a hook that fails lets the call run"),
+            notes=("start qwen anew", "a hook that is missing, or takes too long, lets the call run"),
         ),
         GuardedAgent(
             "opencode",

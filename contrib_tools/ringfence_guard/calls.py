@@ -118,16 +118,23 @@ class GuardedCalls:
             self._loose.pop((agent, session_id), None)
             self._turn.notify_all()
 
-    def undo(self, numbers: Sequence[int], sessions: Collection[str] | None = None, n: int | None = None) -> str:
-        """Undo these steps, newest first; or the newest ``n``, of these sessions if any are given.
+    def undo(
+        self,
+        numbers: Sequence[int],
+        sessions: Collection[str] | None = None,
+        n: int | None = None,
+        paths: Collection[str] | None = None,
+    ) -> str:
+        """Undo these steps, newest first; or the newest ``n``, of these sessions if any are given. With ``paths``, only
+        what they changed there.
 
         Return what was done, in words. Raises LookupError where there are not so many steps.
         """
         with self._turn:
             if numbers:
-                done = [self._workspace.undo(step=number) for number in sorted(numbers, reverse=True)]
+                done = [self._workspace.undo(step=number, paths=paths) for number in sorted(numbers, reverse=True)]
             else:
-                done = [self._workspace.undo(n or 1, session=sessions)]
+                done = [self._workspace.undo(n or 1, session=sessions, paths=paths)]
             steps = [one.step.number for one in done if one.step is not None]
             outcomes = {path: outcome for one in done for path, outcome in one.outcomes.items()}
             text = wording.describe_undo(outcomes)

@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic
@@ -187,8 +187,9 @@ class GuardServer:
         return {"patch": found.patch.decode("latin-1"), "tool": found.step.tool, "at": str(found.step.created_at)}
 
     def _undo(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        paths: Sequence[str] | None = given.get("paths")
         if not given.get("by"):
-            return {"text": self._calls.undo([], None, int(given.get("n") or 1))}
+            return {"text": self._calls.undo([], None, int(given.get("n") or 1), paths)}
         records = [one for one in self._log.read() if one.kind == "kept" and one.step is not None]
         if not records:
             raise LookupError("no call of an agent has changed anything yet")
@@ -199,7 +200,7 @@ class GuardServer:
             if one.session_id == last.session_id and (given["by"] == "session" or one.prompt_id == last.prompt_id)
         }
         numbers &= {step.number for step in self._workspace.steps()}
-        return {"text": self._calls.undo(sorted(number for number in numbers if number is not None))}
+        return {"text": self._calls.undo(sorted(number for number in numbers if number is not None), paths=paths)}
 
     def _stop(self, given: Mapping[str, Any]) -> dict[str, Any]:
         self.stop()

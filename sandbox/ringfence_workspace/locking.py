@@ -157,6 +157,8 @@ def describe_holder(store: str | None) -> str:
 def _program() -> str:
     """What this process runs: the command of ringfence, or else the name of its program."""
     names = [os.path.basename(word) for word in sys.orig_argv]
+    if "ringfence_guard" in names:
+        return "`ringfence guard`, which `ringfence guard stop` ends"
     for name, command in itertools.pairwise(names):
         if name in ("ringfence", "ringfence_cli"):
             return f"`ringfence {escape_path(command)}`"

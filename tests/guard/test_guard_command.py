@@ -214,10 +214,22 @@ def test_an_installed_agent_is_guarded_and_a_person_sees_and_undoes_what_it_did(
 def test_commands_work_from_below_and_without_a_guard(guard: Guard, root: Path) -> None:
     guard("install", "claude")
     bash(root, "mkdir below; echo 1 > 1.txt")
+    busy = ringfence_text("undo", cwd=root)
+    assert busy.returncode == 2
+    assert "`ringfence guard stop` ends" in busy.stderr
     guard("stop")
     assert "1.txt" in guard("log", "--directory", str(root / "below"))
     assert "1.txt" in guard("undo", "--directory", str(root / "below"))
     assert not (root / "1.txt").exists()
+
+
+def test_some_paths_of_a_step_are_undone(guard: Guard, root: Path) -> None:
+    guard("install", "claude")
+    bash(root, "echo 1 > 1.txt; echo 2 > 2.txt")
+    assert "is not in" in guard("undo", "--", "../other", exit_code=2)
+    assert "2.txt" in guard("undo", "--session", "--", "2.txt")
+    assert (root / "1.txt").exists()
+    assert not (root / "2.txt").exists()
 
 
 def test_an_installation_over_a_running_guard_has_its_policies_in_force(guard: Guard, root: Path) -> None:
