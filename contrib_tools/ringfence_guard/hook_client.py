@@ -11,10 +11,12 @@ import hashlib
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
-from typing import Any
+
+TYPE_CHECKING = False  # typing takes as long to import as all else here
+if TYPE_CHECKING:
+    from typing import Any
 
 BEFORE = ("PreToolUse", "BeforeTool", "tool.execute.before")
 START_SECONDS = 30.0
@@ -79,6 +81,8 @@ def start(directory: str, state: str, root: str, deadline: float) -> socket.sock
             return connect(directory, deadline)
         except OSError:
             pass
+        import subprocess  # most events find a guard
+
         said = os.path.join(directory, "guard.log")
         with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as log:
             process = subprocess.Popen(
