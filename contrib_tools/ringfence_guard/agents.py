@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfence_guard.events import AgentName
-from ringfence_guard.settings import client_path
+from ringfence_guard.settings import client_path, guard_directory
 
 TIMEOUT_SECONDS = 120
 """How long an agent waits for a hook. The hook answers after 80 % of it at the latest."""
@@ -45,7 +45,7 @@ class HookCommand:
     allows_unavailable: bool = False
 
     def words(self, agent: AgentName, seconds: float = TIMEOUT_SECONDS) -> Sequence[str]:
-        root = ["--root", self.root] if self.root else []
+        root = ["--root", self.root, "--directory", str(guard_directory(self.root))] if self.root else []
         allow = ["--if-unavailable", "allow"] if self.allows_unavailable else []
         first = [self.interpreter, "-I", "-S", client_path(), agent, "--state", self.state]
         return [*first, *root, "--timeout", f"{seconds:g}", *allow]

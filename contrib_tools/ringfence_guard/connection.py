@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +45,9 @@ def ask_guard(root: Path, question: Mapping[str, Any], *, starts: bool = True) -
             if not starts:
                 return None
             connection = hook_client.start(directory, state, str(root), deadline)
-        with connection:
-            answer = hook_client.ask(connection, dict(question), deadline)
+        with closing(connection):
+            line = json.dumps(dict(question)).encode() + b"\n"
+            answer: dict[str, Any] = json.loads(hook_client.exchange(connection, line, deadline))
     except (hook_client.NoGuardError, OSError, ValueError) as error:
         raise GuardRefusedError(str(error)) from error
     if answer.get("exit_code"):

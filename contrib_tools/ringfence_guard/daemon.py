@@ -125,13 +125,23 @@ class GuardServer:
         try:
             with connection, suppress(OSError):
                 if _peer(connection) == os.getuid():
-                    connection.sendall(json.dumps(self._respond(_line(connection))).encode() + b"\n")
+                    connection.sendall(self._respond(_line(connection)))
         finally:
             with self._count:
                 self._active -= 1
                 self._used = monotonic()
 
-    def _respond(self, line: bytes) -> dict[str, Any]:
+    def _respond(self, line: bytes) -> bytes:
+        """To a hook, its exit code and the length of its output, and both outputs; to a command, an object."""
+        is_event = line.startswith(b'{"kind": "event"')
+        answer = self._answer_to(line)
+        if not is_event:
+            return json.dumps(answer).encode() + b"\n"
+        stdout = str(answer.get("stdout", "")).encode(errors="replace")
+        stderr = str(answer.get("stderr", "")).encode(errors="replace")
+        return f"{answer.get('exit_code', 0)} {len(stdout)}\n".encode() + stdout + stderr
+
+    def _answer_to(self, line: bytes) -> dict[str, Any]:
         try:
             question: object = json.loads(line)
             if not isinstance(question, dict):

@@ -6,11 +6,8 @@ guard and none can be started, or it does not answer in time, a call is denied b
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import json
+import _socket  # socket imports enum and selectors, which is half of the time of an event
 import os
-import socket
 import sys
 import time
 
@@ -19,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 BEFORE = ("PreToolUse", "BeforeTool", "tool.execute.before")
+ENDS = ("SessionEnd", "Stop", "session.idle")
 START_SECONDS = 30.0
 """How long a guard may take to open its directory. The first event of a session waits for it."""
 SHELLS = ("sh", "bash", "dash", "zsh", "env")
@@ -47,15 +45,17 @@ def repository_of(directory: str) -> str:
 
 def directory_of(state: str, root: str) -> str:
     """Where the guard of a directory has its socket."""
+    import hashlib
+
     name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:32]
     return os.path.join(state, "stores", name, "guard")
 
 
-def connect(directory: str, deadline: float) -> socket.socket:
+def connect(directory: str, deadline: float) -> _socket.socket:
     """Connect to a guard that runs. Raises OSError."""
     folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             connection.settimeout(max(0.01, deadline - time.monotonic()))
             connection.connect(f"/proc/self/fd/{folder}/socket")  # a path of any length
@@ -67,8 +67,11 @@ def connect(directory: str, deadline: float) -> socket.socket:
     return connection
 
 
-def start(directory: str, state: str, root: str, deadline: float) -> socket.socket:
+def start(directory: str, state: str, root: str, deadline: float) -> _socket.socket:
     """Start the guard of a directory, or wait for one that another event starts. Raises NoGuardError and OSError."""
+    import fcntl  # most events find a guard
+    import subprocess
+
     os.makedirs(directory, mode=0o700, exist_ok=True)
     with open(os.path.join(directory, "start.lock"), "w") as lock:
         while True:
@@ -81,8 +84,6 @@ def start(directory: str, state: str, root: str, deadline: float) -> socket.sock
             return connect(directory, deadline)
         except OSError:
             pass
-        import subprocess  # most events find a guard
-
         said = os.path.join(directory, "guard.log")
         with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as log:
             process = subprocess.Popen(
@@ -115,20 +116,20 @@ def _sleep(deadline: float) -> None:
     time.sleep(0.02)
 
 
-def ask(connection: socket.socket, record: dict[str, Any], deadline: float) -> dict[str, Any]:
-    """Send one question, and return the answer. Raises OSError and ValueError."""
-    connection.sendall(json.dumps(record).encode() + b"\n")
-    received = b""
-    while not received.endswith(b"\n"):
+def exchange(connection: _socket.socket, question: bytes, deadline: float) -> bytes:
+    """Send one line, and return all that is answered. Raises OSError."""
+    connection.settimeout(max(0.01, deadline - time.monotonic()))
+    connection.sendall(question)
+    parts: list[bytes] = []
+    while True:
         connection.settimeout(max(0.01, deadline - time.monotonic()))
         part = connection.recv(1 << 16)
         if not part:
-            raise OSError("the guard has ended")
-        received += part
-    answer: Any = json.loads(received)
-    if type(answer) is not dict:
-        raise ValueError("the guard's answer is no object")
-    return answer  # pyright: ignore[reportUnknownVariableType]  # nothing more is imported for a cast
+            break
+        parts.append(part)
+    if not parts:
+        raise OSError("the guard has ended")
+    return b"".join(parts)
 
 
 def agent_process() -> int:
@@ -155,39 +156,63 @@ def option(words: list[str], name: str, default: str) -> str:
 def main(words: list[str]) -> int:
     """Answer an event on standard input.
 
-    The words are ``AGENT --state DIR [--root DIR] [--timeout SECONDS] [--if-unavailable allow]``.
+    The words are ``AGENT --state DIR [--root DIR --directory DIR] [--timeout SECONDS] [--if-unavailable allow]``.
     """
-    agent, state = words[0], option(words, "--state", "")
     deadline = time.monotonic() + 0.8 * float(option(words, "--timeout", "120"))
-    name = ""
+    event = b""
     try:
-        payload: Any = json.load(sys.stdin)
-        if type(payload) is not dict:
-            raise ValueError("the event is no object")
-        event: dict[str, Any] = dict(payload)  # pyright: ignore[reportUnknownArgumentType]
-        name = str(event.get("hook_event_name"))
-        root = option(words, "--root", "") or root_of(str(event.get("cwd") or os.getcwd()))
-        directory = directory_of(state, root)
-        try:
-            connection = connect(directory, deadline)
-        except OSError:
-            if name in ("SessionEnd", "Stop", "session.idle"):
-                return 0  # nothing is begun for an end
-            connection = start(directory, state, root, min(deadline, time.monotonic() + START_SECONDS))
-        with connection:
-            record = {"kind": "event", "agent": agent, "payload": event, "process": agent_process()}
-            answer = ask(connection, record, deadline)
-        sys.stdout.write(str(answer.get("stdout", "")))
-        sys.stderr.write(str(answer.get("stderr", "")))
-        return int(str(answer.get("exit_code", 0)))
-    except (NoGuardError, OSError, ValueError, IndexError) as error:
-        if option(words, "--if-unavailable", "deny") == "allow" or (name and name not in BEFORE):
+        event = sys.stdin.buffer.read()
+        answer = answered(words, event, deadline)
+        if answer is None:
+            return 0
+        head, _, texts = answer.partition(b"\n")
+        code, length = map(int, head.split())
+        sys.stdout.buffer.write(texts[:length])
+        sys.stderr.buffer.write(texts[length:])
+        return code
+    except (NoGuardError, OSError, ValueError) as error:
+        is_call = (
+            not event or any(f'"{name}"'.encode() in event for name in BEFORE) or b'"hook_event_name"' not in event
+        )
+        if option(words, "--if-unavailable", "deny") == "allow" or not is_call:
             return 0
         sys.stderr.write(
             f"ringfence guard cannot watch this call, so it must not run: {error or type(error).__name__}. "
         )
         sys.stderr.write(f"A person can look at `ringfence guard status`, or {AGAIN}.\n")
         return 2
+
+
+def answered(words: list[str], event: bytes, deadline: float) -> bytes | None:
+    """The guard's answer: a line with the exit code and the length of standard output, and both outputs.
+
+    None where there is none to be had and none is needed. Raises NoGuardError, OSError and ValueError.
+    """
+    state, root, directory = (option(words, name, "") for name in ("--state", "--root", "--directory"))
+    if not root:
+        root = root_of(str(parsed(event).get("cwd") or os.getcwd()))
+        directory = directory_of(state, root)
+    try:
+        connection = connect(directory, deadline)
+    except OSError:
+        if parsed(event).get("hook_event_name") in ENDS:
+            return None  # nothing is begun for an end
+        connection = start(directory, state, root, min(deadline, time.monotonic() + START_SECONDS))
+    try:
+        head = f'{{"kind": "event", "agent": "{words[0]}", "process": {agent_process()}, "payload": '.encode()
+        return exchange(connection, head + event.replace(b"\n", b" ").replace(b"\r", b" ") + b"}\n", deadline)
+    finally:
+        connection.close()
+
+
+def parsed(event: bytes) -> dict[str, Any]:
+    """The event. It is parsed only where something of it is needed here. Raises ValueError."""
+    import json
+
+    found: Any = json.loads(event)
+    if type(found) is not dict:
+        raise ValueError("the event is no object")
+    return found  # pyright: ignore[reportUnknownVariableType]
 
 
 if __name__ == "__main__":
