@@ -297,13 +297,19 @@ class _Exec:
         what = {"committed": "kept", "denied": "denied, and taken back"}.get(done.outcome, "taken back")
         if not done.changes:
             self.errors.say("ringfence: nothing changed" if done.kept else f"ringfence: {_why(done)}; nothing changed")
+            self._say_notes(done)
             return code
         which = f" as step {done.step.number}" if done.step is not None else ""
         reason = "" if done.kept else f" ({_why(done)})"
         self.errors.say(f"ringfence: {plural(len(done.changes), 'change')} {what}{which}{reason}:")
         for line in _lines(done.changes):
             self.errors.say(line)
+        self._say_notes(done)
         return code
+
+    def _say_notes(self, done: CommandResult) -> None:
+        for line in done.notes:
+            self.errors.say(f"ringfence: {line}")
 
 
 class _AppendedFile(OutputFile):
@@ -335,6 +341,7 @@ def _json(done: CommandResult, code: int) -> Mapping[str, object]:
         "failure": done.failure,
         "step": None if done.step is None else done.step.number,
         "changes": [change_json(change) for change in done.changes],
+        "notes": [*done.notes],
         "leftovers": done.leftovers,
         "stdout": done.stdout,
         "stderr": done.stderr,

@@ -170,6 +170,9 @@ class CommandResult:
     """The step of its changes. None where it changed nothing, where they were rolled back, and in a call around it."""
     receipt: Receipt | None = None
     """The record of it. None in the middle of a tool call, whose receipt has it."""
+    notes: Sequence[str] = ()
+    """Of a rollback, in words: where what it took away is kept, and what it could not bring back, such as hidden files,
+    which no history has."""
 
     @property
     def kept(self) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import TransactionError
 from ringfence.filesystem.paths import normalise
-from ringfence.participants import Step
+from ringfence.participants import RollbackReport, Step
 from ringfence.receipts import PolicyVerdict
 from ringfence.runtime.transaction import new_id
 from ringfence.session.session import Session
@@ -472,7 +472,10 @@ class Workspace(WorkspaceHistory):
         receipt = replace(found.receipt, exit_code=ended.exit_code)
         if found.receipt.policies[-1:] == (PolicyVerdict(wish.name, False, wish.reason),):
             receipt = replace(receipt, outcome="rolled_back")
-        return replace(ended, outcome=receipt.outcome, changes=found.changes, step=found.step, receipt=receipt)
+        left = tuple(RollbackReport(tuple(found.conflicts), tuple(found.notes)).messages())
+        return replace(
+            ended, outcome=receipt.outcome, changes=found.changes, step=found.step, receipt=receipt, notes=left
+        )
 
     async def arun(self, command: str | Sequence[str], **options: Any) -> CommandResult:
         """`run` in a thread. If this task is cancelled, the command is ended and rolled back before this raises."""

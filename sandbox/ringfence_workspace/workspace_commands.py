@@ -137,6 +137,7 @@ def transact(
         changes=receipt.changes,
         step=call.step,
         receipt=receipt,
+        notes=tuple(call.report.messages()),
     )
 
 

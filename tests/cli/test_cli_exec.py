@@ -14,6 +14,7 @@ from captured_tree import shape
 from command_line import ringfence_process
 from terminals import Terminal
 
+from ringfence.filesystem import HiddenFiles
 from ringfence_sandbox import Workspace
 
 
@@ -142,3 +143,15 @@ def test_at_a_terminal_a_failure_stays_unless_a_person_says_otherwise(tree: Path
         assert terminal.end() == 3
     assert (tree / "b").exists() == stays
     assert steps(tree) == (["exec"] if stays else [])
+
+
+def test_what_a_rollback_could_not_bring_back_is_said(tree: Path) -> None:
+    (tree / ".env").write_text("KEY=1\n")
+    with Workspace.open(tree, hide=HiddenFiles()) as workspace:
+        assert workspace.left_out == {".env": "hidden"}
+    done = run(tree, "sh", "-c", "rm .env; exit 3")
+    assert done.returncode == 3
+    assert b".env is not as before the call" in done.stderr
+    (tree / ".env").write_text("KEY=1\n")
+    told = json.loads(run(tree, "sh", "-c", "rm .env; exit 3", options=("--json",)).stdout)
+    assert any(".env is not as before the call" in note for note in told["notes"])
