@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -106,13 +107,17 @@ class Looks:
     def begin(self, paths: Collection[str] | None) -> str:
         """Look at the tree, and keep the newest commit as what a call begins with."""
         self.expire()
-        more = self._filesystem.look(self._places(paths))
+        named = self._places(paths)
+        more = self._filesystem.look(named)
         mark = f"{int(self._clock())}-{os.urandom(8).hex()}"
         tip = self._store.tip
         assert tip is not None, "an opened workspace has a baseline"
         if more:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             (self._folder / mark).write_bytes(more)
+        if named:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._paths_file(mark).write_text(json.dumps(named))
         self._store.keep(f"{_PREFIX}{mark}", tip)
         self._store.objects.log.flush()
         return mark
@@ -127,8 +132,8 @@ class Looks:
         self._taken.discard(mark)
         self._store.unkeep(f"{_PREFIX}{mark}")
         self._store.objects.log.flush()
-        with suppress(FileNotFoundError):
-            (self._folder / mark).unlink()
+        for file in (self._folder / mark, self._paths_file(mark)):
+            file.unlink(missing_ok=True)
 
     def expire(self) -> None:
         """Forget the looks that nobody has adopted for a week."""
@@ -162,7 +167,7 @@ class Looks:
         more = b""
         with suppress(FileNotFoundError):
             more = (self._folder / mark).read_bytes()
-        named = self._places(paths)
+        named = self._paths_of(mark) if paths is None else self._places(paths)
         is_taken = False
         try:
             with suppress(CallDeniedError), call.running():
@@ -185,6 +190,18 @@ class Looks:
             call.report.conflicts,
             call.report.notes,
         )
+
+    def _paths_file(self, mark: str) -> Path:
+        return self._folder / f"{mark}.paths"
+
+    def _paths_of(self, mark: str) -> tuple[str, ...] | None:
+        """The paths that a look was limited to."""
+        if _MARK.fullmatch(mark) is None:
+            return None
+        try:
+            return tuple(json.loads(self._paths_file(mark).read_bytes()))
+        except FileNotFoundError:
+            return None
 
     def _places(self, paths: Collection[str] | None) -> tuple[str, ...] | None:
         """The paths of a look, normalised, and where they lead along links."""

@@ -390,3 +390,12 @@ def test_a_large_file_that_no_history_has_is_moved_and_stays(root: Path, tmp_pat
         assert found.outcome == "denied"
         assert "more" not in (root / "a.txt").read_text()
         assert [path.stat().st_size for path in (root / "large", root / "d/moved") if path.exists()] == [2000]
+
+
+def test_a_look_at_named_files_limits_the_call_that_is_adopted(root: Path, workspace: Workspace) -> None:
+    mark = workspace.begin_look(paths=["a.txt"])
+    (root / "a.txt").write_text("the call's\n")
+    (root / "by-somebody-else").write_text("theirs\n")
+    found = workspace.adopt(mark, tool="Edit", policies=NOTHING)
+    assert [change.path for change in found.changes] == ["a.txt"]
+    assert (root / "by-somebody-else").read_text() == "theirs\n"
