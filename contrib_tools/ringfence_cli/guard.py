@@ -20,7 +20,6 @@ from ringfence_guard import (
     GuardSettings,
     HookCommand,
     HookInstallation,
-    HookScope,
     ask_guard,
     guard_directory,
     guarded_root,
@@ -28,6 +27,7 @@ from ringfence_guard import (
     stop_guard,
 )
 from ringfence_sandbox import Workspace, store_directory
+from ringfence_tools.client_files import ClientScope
 from ringfence_tools.printable import one_line
 from ringfence_tools.runs.command_errors import NotStartedError
 from ringfence_tools.runs.outputs import put, put_diff, put_line
@@ -226,7 +226,7 @@ def stop(directory: Path) -> None:
 
 def _installation(client: str, directory: Path | None, personal: bool) -> HookInstallation:
     project = Path(os.path.realpath(directory or "."))
-    scope = HookScope(project, Path.home(), personal, os.environ)
+    scope = ClientScope(project, Path.home(), personal, os.environ)
     record = store_directory(project).parent.parent / "guards.json"
     return HookInstallation(GUARDED_AGENTS[client], scope, record, put_line)
 

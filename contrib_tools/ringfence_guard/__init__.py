@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ringfence_guard.agents import GUARDED_AGENTS, GuardedAgent, HookCommand, HookScope
+    from ringfence_guard.agents import GUARDED_AGENTS, GuardedAgent, HookCommand
     from ringfence_guard.answers import HookAnswer, HookOutput, can_take_context, format_answer
     from ringfence_guard.calls import GuardedCalls
     from ringfence_guard.connection import GuardRefusedError, ask_guard, guarded_root, stop_guard
@@ -28,7 +28,6 @@ __all__ = [
     "HookEvent",
     "HookInstallation",
     "HookOutput",
-    "HookScope",
     "OwnFilesPolicy",
     "Phase",
     "ask_guard",
@@ -58,7 +57,6 @@ _MODULES = {
     "HookEvent": "events",
     "HookInstallation": "installation",
     "HookOutput": "answers",
-    "HookScope": "agents",
     "OwnFilesPolicy": "own_files",
     "Phase": "events",
     "ask_guard": "connection",

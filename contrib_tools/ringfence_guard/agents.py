@@ -11,26 +11,13 @@ from typing import Any
 
 from ringfence_guard.events import AgentName
 from ringfence_guard.settings import client_path, guard_directory
+from ringfence_tools.client_files import ClientScope
 
 TIMEOUT_SECONDS = 120
 """How long an agent waits for a hook. The hook answers after 80 % of it at the latest."""
 QUICK_SECONDS = 3
 """The longest that Codex waits for hooks at an interrupt, and at the end of a session."""
 PLUGIN = "ringfence-guard.js"
-
-
-@dataclass(frozen=True, slots=True)
-class HookScope:
-    """Where hooks are installed: for the project in a directory, or for all projects of a person."""
-
-    project: Path
-    home: Path
-    personal: bool = False
-    environ: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    @property
-    def directory(self) -> Path:
-        return self.home if self.personal else self.project
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +44,7 @@ class GuardedAgent:
 
     name: AgentName
     title: str
-    file: Callable[[HookScope], Path]
+    file: Callable[[ClientScope], Path]
     before: str = ""
     """The event before a call of a tool."""
     calls: Sequence[str] = ()
@@ -94,16 +81,16 @@ class GuardedAgent:
         return template.replace("__COMMAND__", json.dumps([*command.words(self.name)]))
 
 
-def _codex_file(scope: HookScope) -> Path:
+def _codex_file(scope: ClientScope) -> Path:
     own = scope.environ.get("CODEX_HOME") if scope.personal else None
     return Path(own) / "hooks.json" if own else scope.directory / ".codex/hooks.json"
 
 
-def _opencode_file(scope: HookScope) -> Path:
+def _opencode_file(scope: ClientScope) -> Path:
     return scope.directory / (".config/opencode/plugin" if scope.personal else ".opencode/plugin") / PLUGIN
 
 
-def _claude_file(scope: HookScope) -> Path:
+def _claude_file(scope: ClientScope) -> Path:
     # The other file of a project is shared with people who have no ringfence.
     return scope.directory / ".claude" / ("settings.json" if scope.personal else "settings.local.json")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ringfence_guard.agents import GuardedAgent, HookCommand, HookScope
-from ringfence_tools.client_files import ConfigEdit, ConfigFile, ConfigRecord, UneditableFileError
+from ringfence_guard.agents import GuardedAgent, HookCommand
+from ringfence_tools.client_files import ClientScope, ConfigEdit, ConfigFile, ConfigRecord, UneditableFileError
 
 OWN_COMMAND = "ringfence_guard/hook_client.py"
 """By this the hooks of the guard are known, of any installation."""
@@ -22,7 +22,7 @@ class HookInstallation:
     """The hooks of one agent in one scope. ``record_path`` is the record of what install wrote; ``say`` gets a line."""
 
     agent: GuardedAgent
-    scope: HookScope
+    scope: ClientScope
     record_path: Path
     say: Callable[[str], None]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringfence_tools.client_files import NAME, STATE_VARIABLES, ConfigEdit, KeyPath
+from ringfence_tools.client_files import NAME, STATE_VARIABLES, ClientScope, ConfigEdit, KeyPath
 
 SHOWN_BY_OTHERS = 10_000
 """The characters of an answer for a client that is not known."""
@@ -42,20 +42,6 @@ class ServerCommand:
         """Return the form that most clients share, with ``more`` arguments."""
         env = {"env": dict(self.env)} if self.env else {}
         return {"command": self.command, "args": [*self.args, *more], **env}
-
-
-@dataclass(frozen=True, slots=True)
-class ClientScope:
-    """Where a client is configured: for the project in a directory, or for all projects of a person."""
-
-    project: Path
-    home: Path
-    personal: bool = False
-    environ: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    @property
-    def directory(self) -> Path:
-        return self.home if self.personal else self.project
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +22,20 @@ STATE_VARIABLES = ("RINGFENCE_STATE_DIR", "XDG_STATE_HOME")
 
 class UneditableFileError(ValueError):
     """A configuration file cannot be edited, and stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientScope:
+    """Where a client is configured: for the project in a directory, or for all projects of a person."""
+
+    project: Path
+    home: Path
+    personal: bool = False
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def directory(self) -> Path:
+        return self.home if self.personal else self.project
 
 
 @dataclass(frozen=True, slots=True)
