@@ -15,6 +15,7 @@ import peer
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv" / "bench"
 """Inside .venv, so that whatever leaves that alone leaves this alone, and `make clean` takes it along."""
+PEERS = (f"{peer.NAME}=={peer.VERSION}", f"{peer.SANDLOCK}=={peer.SANDLOCK_VERSION}")
 NAMES = ("python3.13", "python3.12", "python3")
 
 
@@ -22,7 +23,7 @@ def with_the_peer() -> Path | str:
     """The interpreter, its virtual environment made now where there is none; or why there can be none."""
     python = VENV / "bin" / "python"
     named = os.environ.get("BENCH_PYTHON")
-    wanted = "\n".join([named or "", f"{peer.NAME}=={peer.VERSION}", (ROOT / "requirements.lock").read_text()])
+    wanted = "\n".join([named or "", *PEERS, (ROOT / "requirements.lock").read_text()])
     made_for = VENV / "made-for"
     if made_for.exists() and made_for.read_text() == wanted:
         return python
@@ -60,4 +61,4 @@ def make(chosen: str, python: Path) -> None:
         constraints.write("\n".join(pinned))
         constraints.flush()
         pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "-c", constraints.name]
-        subprocess.run([*pip, "-e", f"{ROOT}[anthropic,mcp,openai]", f"{peer.NAME}=={peer.VERSION}"], check=True)
+        subprocess.run([*pip, "-e", f"{ROOT}[anthropic,mcp,openai]", *PEERS], check=True)

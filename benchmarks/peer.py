@@ -12,11 +12,25 @@ from typing import Any
 NAME = "weakincentives"
 SUSPENDED = f"{NAME}, contracts off"
 VERSION = "0.23.0"
+SANDLOCK = "sandlock"
+SANDLOCK_VERSION = "0.9.0"
 
 
 def installed() -> bool:
     """Whether this process can be its own baseline; else the rows beside the peer are left out."""
     return importlib.util.find_spec(NAME) is not None
+
+
+def sandlock_installed() -> bool:
+    return importlib.util.find_spec(SANDLOCK) is not None
+
+
+def sandlocked(root: str, command: str) -> bool:
+    """Runs a command that is kept where it ends with 0, and else taken back. Whether it was kept."""
+    from sandlock import Sandbox
+
+    sandbox = Sandbox(workdir=root, cwd=root, fs_readable=["/"], fs_writable=[root])
+    return bool(sandbox.run(["sh", "-c", command]).success)
 
 
 @dataclass(frozen=True)

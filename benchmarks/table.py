@@ -31,6 +31,7 @@ TIMED = (
     "rendering.py",
     "shell.py",
     "commands.py",
+    "host_commands.py",
 )
 FILES = (*TIMED, "imports.py", "memory.py", "batch.py")
 HEADINGS = ("ratio", "target", "met", "area", "what", "ringfence", "baseline", "is")

@@ -396,7 +396,8 @@ def read(root: Path, random: Random) -> None:
 def many(root: Path, random: Random) -> None:
     """Make and remove files by the thousand."""
     directory = random.choice([root, *_directories(root)])
-    names = [directory / f"many{n}" for n in range(random.choice([50, 1500]))]
+    new = f"many{random.randrange(10**9)}"
+    names = [directory / f"{new}-{n}" for n in range(random.choice([50, 1500]))]
     for name in names:
         name.write_bytes(b"many")
     for name in names[3:]:

@@ -31,7 +31,7 @@ class DetectionLimits:
 
     watches: int | None = None
     """The most directories that are watched. None: half of the watches that the user may have."""
-    looks_before_audit: int = 200
+    looks_before_audit: int = 1_000
     """After so many looks at what was named, a scan of the whole tree checks the watch."""
 
 
