@@ -17,7 +17,18 @@ from ringfence.escapes import display_path
 from ringfence.failures import describe_error
 from ringfence.participants import Change
 from ringfence.receipts import change_json
-from ringfence_cli.options import ASK, ASK_TIMEOUT, IMAGE, POLICY, RECEIPTS, Command, Invocation, network, seconds
+from ringfence_cli.options import (
+    ASK,
+    ASK_TIMEOUT,
+    IMAGE,
+    POLICY,
+    RECEIPTS,
+    Command,
+    Invocation,
+    nearest_workspace,
+    network,
+    seconds,
+)
 from ringfence_sandbox import Workspace
 from ringfence_tools.printable import plural
 from ringfence_tools.runs.outputs import ErrorStream, OutputFile, open_output, recording
@@ -128,9 +139,10 @@ class ExecCommand(Command):
 def exec(ctx: click.Context, **given: Any) -> int:  # noqa: A001 - the command's name
     """Run COMMAND as one transaction over the files of DIR: kept if it exits with 0, else rolled back.
 
-    All that it starts and leaves running is ended. The exit code is the command's; 122 if a policy denied it, 124 after
-    --timeout, 125 if ringfence itself failed, 126 and 127 if the command cannot be started. With --json, "ended_by"
-    says whose it is. Inside of another `ringfence exec` it is a part of that.
+    It begins in DIR. If DIR has no history and a directory above has one, the transaction is over that one. All that it
+    starts and leaves running is ended. The exit code is the command's; 122 if a policy denied it, 124 after --timeout,
+    125 if ringfence itself failed, 126 and 127 if the command cannot be started. With --json, "ended_by" says whose it
+    is. Inside of another `ringfence exec` it is a part of that.
     """
     return _Exec(ctx.obj, ctx.meta[_WORDS], **given).run()
 
@@ -158,6 +170,8 @@ class _Exec:
         quiet: bool,
     ) -> None:
         self.invocation, self.words, self.directory = invocation, words, directory
+        self.root = nearest_workspace(directory, quiet=quiet)
+        self.cwd = os.path.relpath(os.path.realpath(directory), os.path.realpath(self.root))
         self.keep_on_error, self.dry_run, self.seconds = keep_on_error, dry_run, timeout_seconds or LONGEST_SECONDS
         self.podman, self.image, self.network = workspace == "podman", image, networks
         self.specs, self.asks, self.ask_seconds = policies, asks, ask_seconds
@@ -173,8 +187,8 @@ class _Exec:
     def run(self) -> int:
         policies = self._policies()
         with ExitStack() as stack:
-            patch = open_output(OutputFile, self.patch, self.directory, stack)
-            receipts = open_output(_AppendedFile, self.receipts, self.directory, stack)
+            patch = open_output(OutputFile, self.patch, self.root, stack)
+            receipts = open_output(_AppendedFile, self.receipts, self.root, stack)
             try:
                 with self.invocation.signals.let_through(), self._opened() as workspace:
                     before = workspace.newest
@@ -199,17 +213,17 @@ class _Exec:
         from ringfence_tools.runs.asking import approval_of, nobody
         from ringfence_tools.runs.owner_policies import policies_of
 
-        found = policies_of(self.directory, self.specs)
+        found = policies_of(self.root, self.specs)
         if not self.asks:
             return found
         ask = Terminal(self.errors) if has_person() else nobody
-        return (*found, approval_of(self.asks, self.ask_seconds, ask, self.directory))
+        return (*found, approval_of(self.asks, self.ask_seconds, ask, self.root))
 
     def _opened(self) -> Workspace:
         with recording() as progress:
-            workspace = Workspace.open(self.directory, progress=progress)
+            workspace = Workspace.open(self.root, progress=progress)
         if workspace.recovered is not None:
-            self.errors.say(describe_recovery(workspace.recovered, self.directory))
+            self.errors.say(describe_recovery(workspace.recovered, self.root))
         return workspace
 
     def _done(self, workspace: Workspace, policies: Sequence[Policy]) -> CommandResult:
@@ -221,6 +235,7 @@ class _Exec:
             try:
                 return workspace.run_in_terminal(
                     self.words,
+                    cwd=self.cwd,
                     tag=self.message,
                     timeout_seconds=self.seconds,
                     policies=policies,
@@ -230,6 +245,7 @@ class _Exec:
                 signal.signal(signal.SIGINT, before)
         return workspace.run(
             self.words,
+            cwd=self.cwd,
             timeout_seconds=self.seconds,
             policies=policies,
             on_error=on_error,
@@ -249,10 +265,11 @@ class _Exec:
             out.buffer.flush()
 
         with PodmanSandbox(
-            self.directory, image=self.image, network=self.network or "none", filesystem=workspace.filesystem
+            self.root, image=self.image, network=self.network or "none", filesystem=workspace.filesystem
         ) as sandbox:
             return sandbox.run(
                 self.words,
+                cwd=self.cwd,
                 timeout_seconds=self.seconds,
                 policies=policies,
                 on_error=on_error,

@@ -30,6 +30,8 @@ from ringfence_cli.options import (
     Invocation,
     PathsCommand,
     given_paths,
+    nearest_workspace,
+    workspace_of,
 )
 from ringfence_cli.task_log import forget_tasks, recorded_runs, recorded_tasks
 from ringfence_sandbox import (
@@ -37,7 +39,6 @@ from ringfence_sandbox import (
     Workspace,
     describe_lost_rule,
     describe_replaced_root,
-    find_workspace,
 )
 from ringfence_tools.printable import (
     ignored_line,
@@ -77,7 +78,7 @@ def _command_of(
     def made(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
         @wraps(function)
         def in_workspace(invocation: Invocation, directory: Path, *args: P.args, **kwargs: P.kwargs) -> int:
-            return function(invocation, _workspace_of(directory), *args, **kwargs)
+            return function(invocation, workspace_of(directory), *args, **kwargs)
 
         return click.command(cls=kind)(THIS_DIRECTORY(AS_JSON(click.pass_obj(in_workspace))))
 
@@ -86,17 +87,6 @@ def _command_of(
 
 def _command(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
     return _command_of(HistoryCommand)(function)
-
-
-def _workspace_of(directory: Path) -> Path:
-    """Return the workspace that contains the current directory, as git does. Another DIR is meant as it is."""
-    if directory != Path():
-        return directory
-    above = find_workspace(directory)
-    if above is None or above == Path(os.path.realpath(directory)):
-        return directory
-    ErrorStream().say(f"ringfence: in {escape_path(str(above))}, which has this directory in its history")
-    return above
 
 
 class HistoryCommand(Command):
@@ -389,7 +379,7 @@ def apply(invocation: Invocation, patch: Path, directory: Path, dry_run: bool, p
     from ringfence_tools.patching import apply_to
     from ringfence_tools.runs.owner_policies import policies_of
 
-    directory = _workspace_of(directory)
+    directory = nearest_workspace(directory)
     rules = policies_of(directory, policies)
     text = sys.stdin.buffer.read() if patch == Path("-") else patch.read_bytes()
     try:

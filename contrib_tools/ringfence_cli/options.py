@@ -109,6 +109,25 @@ def given_paths(directory: Path) -> Sequence[str] | None:
     return ["" if path == os.curdir else path for path in found]
 
 
+def workspace_of(directory: Path, *, quiet: bool = False) -> Path:
+    """Return the workspace that contains the current directory, as git does. Another DIR is meant as it is."""
+    return directory if directory != Path() else nearest_workspace(directory, quiet=quiet)
+
+
+def nearest_workspace(directory: Path, *, quiet: bool = False) -> Path:
+    """Return the workspace that contains a directory, and say so; the directory itself where there is none."""
+    from ringfence.escapes import escape_path
+    from ringfence_sandbox import find_workspace
+    from ringfence_tools.runs.outputs import ErrorStream
+
+    above = find_workspace(directory)
+    if above is None or above == Path(os.path.realpath(directory)):
+        return directory
+    if not quiet:
+        ErrorStream().say(f"ringfence: in {escape_path(str(above))}, which has this directory in its history")
+    return above
+
+
 class Commands(click.Group):
     """Lists each command with the whole first sentence of its help, which click would cut at the end of the line.
 

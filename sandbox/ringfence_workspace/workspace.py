@@ -450,6 +450,7 @@ class Workspace(WorkspaceHistory):
         self,
         command: Sequence[str],
         *,
+        cwd: str = "",
         tag: str = "run",
         env: Mapping[str, str] | None = None,
         timeout_seconds: float = LONGEST_SECONDS,
@@ -462,7 +463,7 @@ class Workspace(WorkspaceHistory):
         The changes of others meanwhile are among them. Raises what `run` and `adopt` raise.
         """
         request = command_request(
-            command, shell=False, cwd="", env=env or {}, stdin=None, timeout_seconds=timeout_seconds
+            command, shell=False, cwd=cwd, env=env or {}, stdin=None, timeout_seconds=timeout_seconds
         )
         mark, call_id = self.begin_look(), new_id()
         ended = self._commands.run_in_terminal(request, call_id)

@@ -65,3 +65,12 @@ def test_an_undo_of_some_paths_leaves_the_others(tree: Path) -> None:
     assert (tree / "a").read_text() == "changed\n"
     assert ringfence("undo", tree, "--step", "1", "--", "nothing").returncode == 2
     assert ringfence("undo", tree, "--step", "1", "--", "../outside").returncode == 2
+
+
+def test_in_a_subdirectory_a_patch_is_for_the_workspace_above(tree: Path) -> None:
+    with Workspace.open(tree):
+        pass
+    assert ringfence("apply", tree.parent / "patch", tree / "d").returncode == 0
+    assert (tree / "a").read_text() == "one\ntwo\n"
+    with Workspace.open(tree, read_only=True) as workspace:
+        assert [step.tool for step in workspace.steps()] == ["apply"]

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from captured_tree import shape
-from command_line import ringfence_process
+from command_line import ringfence, ringfence_process
 from terminals import Terminal
 
 from ringfence.filesystem import HiddenFiles
 from ringfence_sandbox import Workspace
+from ringfence_tools.runs.owner_policies import owner_file
 
 
 @pytest.fixture
@@ -155,3 +156,33 @@ def test_what_a_rollback_could_not_bring_back_is_said(tree: Path) -> None:
     (tree / ".env").write_text("KEY=1\n")
     told = json.loads(run(tree, "sh", "-c", "rm .env; exit 3", options=("--json",)).stdout)
     assert any(".env is not as before the call" in note for note in told["notes"])
+
+
+def test_in_a_subdirectory_it_is_over_the_workspace_above_and_begins_there(tree: Path) -> None:
+    (tree / "sub/deep").mkdir(parents=True)
+    with Workspace.open(tree):
+        pass
+    owner_file(tree).write_text('[policies.paths]\ndeny = ["denied"]\n')
+    done = ringfence("exec", "--", "sh", "-c", "touch here ../up", cwd=tree / "sub")
+    assert done.returncode == 0, done.stderr
+    assert str(tree).encode() in done.stderr
+    assert ringfence("exec", tree / "sub/deep", "--quiet", "--", "touch", "here").stderr == b""
+    assert sorted(str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()) == [
+        "a",
+        "sub/deep/here",
+        "sub/here",
+        "up",
+    ]
+    assert ringfence("exec", "--", "touch", "denied", cwd=tree / "sub").returncode == 122
+    assert steps(tree) == ["exec", "exec"]
+    with pytest.raises(FileNotFoundError, match="has no history"):
+        Workspace.open(tree / "sub", read_only=True)
+
+
+def test_a_directory_with_a_history_of_its_own_stays_its_own(tree: Path) -> None:
+    (tree / "sub").mkdir()
+    for root in (tree / "sub", tree):
+        with Workspace.open(root):
+            pass
+    assert ringfence("exec", "--", "touch", "here", cwd=tree / "sub").returncode == 0
+    assert (steps(tree / "sub"), steps(tree)) == (["exec"], [])
