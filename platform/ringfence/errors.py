@@ -247,14 +247,21 @@ class WorkspaceConflictError(RingfenceError, RuntimeError):
 
 
 class WorkspaceLockedError(RingfenceError, RuntimeError):
-    """A workspace, or one around or inside of it, is open already; ``holder`` says by whom and since when."""
+    """A workspace, or one around or inside of it, is open already; ``holder`` says by whom and since when.
 
-    def __init__(self, path: str, holder: str) -> None:
-        super().__init__(
-            f"{path} is open in {holder}: a workspace has one opener at a time, try again when it has ended"
+    ``is_around``: the holder runs the command that this process is a part of.
+    """
+
+    def __init__(self, path: str, holder: str, *, is_around: bool = False) -> None:
+        advice = (
+            "this runs inside of a call there, so its history can only be changed when that has ended"
+            if is_around
+            else "a workspace has one opener at a time, try again when it has ended"
         )
+        super().__init__(f"{path} is open in {holder}: {advice}")
         self.path = path
         self.holder = holder
+        self.is_around = is_around
 
 
 class SandboxUnavailableError(RingfenceError, RuntimeError):

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import itertools
 import os
+import re
 import socket
 import sys
 import time
@@ -22,9 +23,10 @@ from pathlib import PurePath
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence.escapes import escape_path
+from ringfence_workspace.call_process import CALL_VARIABLE
 from ringfence_workspace.tree.kernel import FORKS
 from ringfence_workspace.tree.linked_worktrees import is_linked_worktree
-from ringfence_workspace.tree.places import not_written
+from ringfence_workspace.tree.places import not_written, store_of
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -113,7 +115,8 @@ class RootLock:
                 time.sleep(patience)
             with suppress(BlockingIOError, PermissionError):
                 return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        raise WorkspaceLockedError(path, describe_holder(store))
+        holder = describe_holder(store or store_of(path))
+        raise WorkspaceLockedError(path, holder, is_around=_is_around(holder))
 
     def close(self) -> None:
         with FORKS:
@@ -152,6 +155,30 @@ def describe_holder(store: str | None) -> str:
                 return f"{said}, this very process" if f"process {os.getpid()} " in said else said
             # Nobody has the store, so what is written there is of one who has ended: the root is open with another.
     return "another process"
+
+
+def _is_around(holder: str) -> bool:
+    """Whether this process is a part of a command that the described holder runs, by way of a supervisor."""
+    found = re.match(r"process (\d+) ", holder)
+    if found is None or CALL_VARIABLE not in os.environ:
+        return False
+    from ringfence_workspace.supervisor import parent_of
+
+    process, parent = os.getpid(), os.getppid()
+    while parent:
+        above = parent_of(parent)
+        if above == int(found[1]):
+            return _call_of(process) not in (None, _call_of(parent))
+        process, parent = parent, above
+    return False
+
+
+def _call_of(process: int) -> bytes | None:
+    """The call that a process is a part of, by its environment."""
+    with suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:
+        name = f"{CALL_VARIABLE}=".encode()
+        return next((one for one in file.read().split(b"\0") if one.startswith(name)), None)
+    return None
 
 
 def _program() -> str:

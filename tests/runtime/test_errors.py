@@ -28,6 +28,7 @@ ERRORS = [
     errors.RestoreFailedError([("files", OSError(5, "no"))]),
     errors.WorkspaceConflictError(["a"]),
     errors.WorkspaceLockedError("/w", "process 1"),
+    errors.WorkspaceLockedError("/w", "process 1", is_around=True),
     ExecutorLostError("no", ended=True),
     CircularDependencyError([int, str]),
     UnboundResourceError("no"),
