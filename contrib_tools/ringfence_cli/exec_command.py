@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import ParameterSource
 
 from ringfence.errors import RingfenceError, WorkspaceLockedError
-from ringfence.escapes import display_path
 from ringfence.failures import describe_error
 from ringfence.participants import Change
-from ringfence.receipts import change_json
+from ringfence_cli.exec_report import change_lines, exit_code, report_json, report_lines
 from ringfence_cli.options import (
     ASK,
     ASK_TIMEOUT,
@@ -30,21 +31,21 @@ from ringfence_cli.options import (
     seconds,
 )
 from ringfence_sandbox import Workspace
-from ringfence_tools.printable import plural
-from ringfence_tools.runs.outputs import ErrorStream, OutputFile, open_output, recording
+from ringfence_tools.runs.outputs import MAX_LISTED, ErrorStream, OutputFile, json_line, open_output, recording
 from ringfence_tools.runs.recovered_call import describe_recovery
 
 if TYPE_CHECKING:
     from ringfence.runtime.policy import Policy
     from ringfence_sandbox import CommandResult
 
-DENIED, OURS = 122, 125
+TIMED_OUT, OURS = 124, 125
 LONGEST_SECONDS = 24 * 3600.0
-MAX_PATHS = 8
 TAG = "exec"
 _JOINS = "the outer `ringfence exec` keeps or takes back what this command does"
+_INSIDE = ("directory", "timeout_seconds", "interactive", "quiet")
+"""The parameters that are also for a command inside of another `exec`."""
 _WORDS = "ringfence_cli.command_words"
-_USAGE = "write `--` before the command: ringfence exec [DIR] [OPTIONS] -- COMMAND..."
+_SHAPE = "ringfence exec [DIR] [OPTIONS] -- COMMAND..."
 
 
 class FailedError(click.ClickException):
@@ -69,15 +70,18 @@ class ExecCommand(Command):
     """What stands behind ``--`` is the command, as it is. All that fails of ringfence's own has the exit code 125."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own, found = args, list[str]()
-        if "--" in args:
-            at = args.index("--")
-            own, found = args[:at], args[at + 1 :]
-        ctx.meta[_WORDS] = found
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_WORDS] = args[at + 1 :]
         try:
-            rest = super().parse_args(ctx, own)
-            if not found and not ctx.resilient_parsing:
-                raise click.UsageError(_USAGE, ctx)
+            rest = super().parse_args(ctx, args[:at])
+            if not ctx.meta[_WORDS] and not ctx.resilient_parsing:
+                what = "there is no command behind `--`" if "--" in args else "write `--` before the command"
+                raise click.UsageError(f"{what}: {_SHAPE}", ctx)
+        except click.UsageError as error:
+            if "--" not in args and "`--`" not in error.message:  # the command was taken for DIR and options
+                message = f"{error.format_message()} Write `--` before the command: {_SHAPE}"
+                raise NotUnderstoodError(message, error.ctx) from None
+            raise _ours(error) from None
         except click.ClickException as error:
             raise _ours(error) from None
         return rest
@@ -94,6 +98,9 @@ class ExecCommand(Command):
             raise
         except (RingfenceError, OSError, ValueError) as error:
             raise FailedError(describe_error(error)) from None
+
+    def failure_json(self, message: str, code: int) -> Mapping[str, object]:
+        return {**super().failure_json(message, code), "ended_by": "ringfence"}
 
 
 @click.command("exec", cls=ExecCommand)
@@ -144,7 +151,12 @@ def exec(ctx: click.Context, **given: Any) -> int:  # noqa: A001 - the command's
     125 if ringfence itself failed, 126 and 127 if the command cannot be started. With --json, "ended_by" says whose it
     is. Inside of another `ringfence exec` it is a part of that.
     """
-    return _Exec(ctx.obj, ctx.meta[_WORDS], **given).run()
+    asked = [param for param in ctx.command.params if _is_given(ctx, param) and param.name not in _INSIDE]
+    return _Exec(ctx.obj, ctx.meta[_WORDS], [param.opts[0] for param in asked], **given).run()
+
+
+def _is_given(ctx: click.Context, param: click.Parameter) -> bool:
+    return ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
 
 
 class _Exec:
@@ -152,6 +164,7 @@ class _Exec:
         self,
         invocation: Invocation,
         words: Sequence[str],
+        outer: Sequence[str],
         *,
         directory: Path,
         keep_on_error: bool,
@@ -170,6 +183,7 @@ class _Exec:
         quiet: bool,
     ) -> None:
         self.invocation, self.words, self.directory = invocation, words, directory
+        self.outer, self.limit = outer, timeout_seconds
         self.root = nearest_workspace(directory, quiet=quiet)
         self.cwd = os.path.relpath(os.path.realpath(directory), os.path.realpath(self.root))
         self.keep_on_error, self.dry_run, self.seconds = keep_on_error, dry_run, timeout_seconds or LONGEST_SECONDS
@@ -186,6 +200,8 @@ class _Exec:
 
     def run(self) -> int:
         policies = self._policies()
+        if not self.quiet:
+            self._announce(policies)
         with ExitStack() as stack:
             patch = open_output(OutputFile, self.patch, self.root, stack)
             receipts = open_output(_AppendedFile, self.receipts, self.root, stack)
@@ -193,20 +209,25 @@ class _Exec:
                 with self.invocation.signals.let_through(), self._opened() as workspace:
                     before = workspace.newest
                     done = self._done(workspace, policies)
-                    text = workspace.diff_since(before) if patch is not None and done.kept else b""
+                    text = self._patch(workspace, before, done) if patch is not None else b""
             except KeyboardInterrupt:
                 raise click.Abort("interrupted: the command has ended, and is rolled back") from None
-            except WorkspaceLockedError:
-                if "RINGFENCE_CALL" not in os.environ or self.dry_run or self.specs or self.asks:
+            except WorkspaceLockedError as error:
+                if not error.is_around:
                     raise
                 return self._join()
             if receipts is not None and done.receipt is not None:
-                from ringfence_tools.runs.outputs import json_line
-
                 receipts.write(json_line(done.receipt.to_json()))
             if patch is not None:
                 patch.replace(text)
-        return self._report(done)
+        if self.invocation.wants_json:
+            self.invocation.put_json(report_json(done))
+            return exit_code(done)
+        if done.not_started:
+            self.errors.say(f"ringfence: {done.not_started}")
+        for line in () if self.quiet else report_lines(done):
+            self.errors.say(line)
+        return exit_code(done)
 
     def _policies(self) -> tuple[Policy, ...]:
         from ringfence_cli.terminal import Terminal, has_person
@@ -218,6 +239,26 @@ class _Exec:
             return found
         ask = Terminal(self.errors) if has_person() else nobody
         return (*found, approval_of(self.asks, self.ask_seconds, ask, self.root))
+
+    def _announce(self, policies: Sequence[Policy]) -> None:
+        from ringfence_cli.terminal import has_person
+        from ringfence_tools.runs.asking import NOBODY_AT_START
+        from ringfence_tools.runs.unused_patterns import unused_patterns
+
+        if self.asks and not has_person():
+            self.errors.say(NOBODY_AT_START)
+        for line in unused_patterns(policies, None, self.root)[:MAX_LISTED]:
+            self.errors.say(line)
+
+    def _patch(self, workspace: Workspace, before: str, done: CommandResult) -> bytes:
+        """Return the patch of what was kept, or of a dry run would have been."""
+        if done.kept:
+            return workspace.diff_since(before)
+        if done.outcome != "rolled_back" or not self.dry_run or done.receipt is None:
+            return b""
+        call = done.receipt.call_id
+        number = next((entry.number for entry in workspace.aborted() if entry.call_id == call), None)
+        return b"" if number is None else workspace.aborted_step(number).patch
 
     def _opened(self) -> Workspace:
         with recording() as progress:
@@ -285,82 +326,48 @@ class _Exec:
         if exit_code == 0 or self.keep_on_error or not has_person():
             return False
         self.errors.say(f"the command ended with exit code {exit_code}, and changed:")
-        for line in _lines(changes):
+        for line in change_lines(changes):
             self.errors.say(line)
         self.errors.write("take these changes back? [y/N] ")
         self.errors.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def _join(self) -> int:
-        """Be the command: a part of the outer one."""
+        """Run the command as a part of the outer one."""
+        if self.outer:
+            raise click.UsageError(
+                f"{', '.join(self.outer)}: not inside of another `ringfence exec`, which decides and reports for both"
+            )
         if not self.quiet:
             self.errors.say(f"ringfence: {_JOINS}")
-        os.chdir(self.directory)
         try:
-            os.execvp(self.words[0], [*self.words])  # noqa: S606 - it is what was asked for
+            os.chdir(self.directory)
+            if self.limit is None:
+                os.execvp(self.words[0], [*self.words])  # noqa: S606 - it is what was asked for
+            with self.invocation.signals.let_through():
+                return self._run_inside(self.limit)
         except OSError as error:
             self.errors.say(f"ringfence: {self.words[0]}: {error.strerror}")
             return 127 if isinstance(error, FileNotFoundError) else 126
 
-    def _report(self, done: CommandResult) -> int:
-        code = DENIED if done.outcome == "denied" else done.exit_code
-        if self.invocation.wants_json:
-            self.invocation.put_json(_json(done, code))
-            return code
-        if done.exit_code in (126, 127) and done.stderr and not self.podman:  # it cannot be started
-            self.errors.say(f"ringfence: {done.stderr.strip('[]')}")
-        if self.quiet:
-            return code
-        what = {"committed": "kept", "denied": "denied, and taken back"}.get(done.outcome, "taken back")
-        if not done.changes:
-            self.errors.say("ringfence: nothing changed" if done.kept else f"ringfence: {_why(done)}; nothing changed")
-            self._say_notes(done)
-            return code
-        which = f" as step {done.step.number}" if done.step is not None else ""
-        reason = "" if done.kept else f" ({_why(done)})"
-        self.errors.say(f"ringfence: {plural(len(done.changes), 'change')} {what}{which}{reason}:")
-        for line in _lines(done.changes):
-            self.errors.say(line)
-        self._say_notes(done)
-        return code
-
-    def _say_notes(self, done: CommandResult) -> None:
-        for line in done.notes:
-            self.errors.say(f"ringfence: {line}")
+    def _run_inside(self, seconds: float) -> int:
+        """Run the command with a time limit. What it leaves running ends with the outer command."""
+        is_apart = not sys.stdin.isatty()  # else it has to stay where the terminal is
+        with subprocess.Popen(self.words, start_new_session=is_apart) as process:
+            try:
+                code = process.wait(seconds)
+                return code if code >= 0 else 128 - code
+            except subprocess.TimeoutExpired:
+                self.errors.say(f"ringfence: timed out after {seconds:g} seconds")
+                return TIMED_OUT
+            finally:
+                with suppress(ProcessLookupError):
+                    if is_apart:
+                        os.killpg(process.pid, signal.SIGKILL)
+                    elif process.returncode is None:
+                        process.kill()
 
 
 class _AppendedFile(OutputFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path, append=True)
-
-
-def _why(done: CommandResult) -> str:
-    if done.failure:
-        return done.failure
-    denial = next((one for one in done.receipt.policies if not one.allowed), None) if done.receipt else None
-    if done.outcome == "denied" and denial is not None:
-        return f"the policy {denial.policy}: {denial.reason or 'no reason given'}"
-    return "as you asked" if done.outcome == "rolled_back" else f"exit code {done.exit_code}"
-
-
-def _lines(changes: Sequence[Change]) -> list[str]:
-    more = [f"  and {len(changes) - MAX_PATHS} more"] if len(changes) > MAX_PATHS else []
-    return [f"  {change.kind} {display_path(change.path)}" for change in changes[:MAX_PATHS]] + more
-
-
-def _json(done: CommandResult, code: int) -> Mapping[str, object]:
-    receipt = done.receipt
-    return {
-        "exit_code": code,
-        "ended_by": "ringfence" if code != done.exit_code or done.timed_out else "command",
-        "command_exit_code": done.exit_code,
-        "outcome": done.outcome,
-        "failure": done.failure,
-        "step": None if done.step is None else done.step.number,
-        "changes": [change_json(change) for change in done.changes],
-        "notes": [*done.notes],
-        "leftovers": done.leftovers,
-        "stdout": done.stdout,
-        "stderr": done.stderr,
-        "receipt": None if receipt is None else receipt.to_json(),
-    }

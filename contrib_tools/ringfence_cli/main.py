@@ -374,8 +374,8 @@ def _is_nowhere() -> bool:
 
 def _failure(invocation: Invocation, error: Exception, message: str, exit_code: int) -> Mapping[str, object]:
     """Return the JSON object of a failed command."""
-    if invocation.command is not run:
-        return {"error": message, "exit_code": exit_code}
+    if invocation.command is not None and invocation.command is not run:
+        return invocation.command.failure_json(message, exit_code)
     from ringfence_tools.runs.agent_run import EXIT_CODES, Outcome, RunOutcome
 
     outcome: Outcome = next(outcome for outcome, code in EXIT_CODES.items() if code == exit_code)

@@ -36,7 +36,7 @@ class Invocation:
     """The state of one run of the program. It is the object of click's contexts."""
 
     signals: Signals
-    command: click.Command | None = None
+    command: Command | None = None
     """The name of the command, after it was parsed."""
     wants_json: bool = False
     """Whether a JSON object is still to be printed."""
@@ -67,6 +67,10 @@ class Command(click.Command):
             if isinstance(error, SpecError):
                 raise spec_refused(error, ctx) from None
             raise
+
+    def failure_json(self, message: str, code: int) -> Mapping[str, object]:
+        """Return the JSON object of a failure of ringfence's own, with its exit code."""
+        return {"error": message, "exit_code": code}
 
     def completed(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Return the words of the command line with an argument that was left out."""

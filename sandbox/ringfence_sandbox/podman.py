@@ -362,7 +362,8 @@ class PodmanSandbox:
             shown.close()
         failure = watch.reason or failure
         left = request.environment if failure else kept.next_environment()
-        said = [replaced, moved, explained(request, ended), failure]
+        not_started = self.secrets.mask(explained(request, ended))
+        said = [replaced, moved, not_started, failure]
         said += ["out of memory: a process was killed"] * ended.killed_by_oom
         said += used.refusals() if used is not None else []
         said += [UNKNOWN] * (request.environment is not None and left is None)
@@ -378,6 +379,8 @@ class PodmanSandbox:
             leftovers=ended.leftovers,
             environment=left or request.environment,
             network=self.secrets.mask(used),
+            not_started=not_started,
+            output_files=output.files(),
         )
 
     def _beginning(self, request: CommandRequest) -> tuple[str, str]:

@@ -173,6 +173,11 @@ class CommandResult:
     notes: Sequence[str] = ()
     """Of a rollback, in words: where what it took away is kept, and what it could not bring back, such as hidden files,
     which no history has."""
+    not_started: str = ""
+    """Why it could not be started, where ``exit_code`` is 126 or 127 for that. Empty otherwise."""
+    output_files: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of "stdout" and "stderr", if it is not whole here: the file on this machine with all of it. The newest 100 such
+    files of a workspace are kept."""
 
     @property
     def kept(self) -> bool:

@@ -71,6 +71,11 @@ class CommandOutput:
     def take(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
         (self.stdout if stream == "stdout" else self.stderr).take(data)
 
+    def files(self) -> dict[str, str]:
+        """By stream, the file of this machine that has what is too long to be shown."""
+        streams = {"stdout": self.stdout, "stderr": self.stderr}
+        return {name: stream.path for name, stream in streams.items() if stream.is_kept}
+
     def close(self) -> None:
         self.stdout.close()
         self.stderr.close()
@@ -122,6 +127,10 @@ class OutputStream:
     @property
     def is_kept(self) -> bool:
         return self._written > 0
+
+    @property
+    def path(self) -> str:
+        return os.fspath(self._path)
 
     def text(self) -> str:
         """What is shown, once it is closed: all, or both ends and where the rest is. Bad bytes are replaced."""

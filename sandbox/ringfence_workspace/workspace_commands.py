@@ -271,6 +271,8 @@ def _result(request: CommandRequest, ended: CommandExit, output: CommandOutput |
         ended.duration_seconds,
         failure=failure,
         leftovers=ended.leftovers,
+        not_started=ended.problem,
+        output_files={} if output is None else output.files(),
     )
 
 

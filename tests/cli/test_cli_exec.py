@@ -112,7 +112,80 @@ def test_inside_of_another_it_is_a_part_of_that(tree: Path) -> None:
     before = shape(tree)
     assert run(tree, "sh", "-c", f"touch outer2; {inner}; exit 1").returncode == 1
     assert shape(tree) == before
-    assert run(tree, "sh", "-c", f"{sys.executable} -m ringfence_cli undo .").returncode != 0
+
+
+def test_inside_of_another_only_what_can_be_done_there_is_taken(tree: Path) -> None:
+    inside = f"{sys.executable} -m ringfence_cli exec ."
+    script = f"""
+        {inside} --timeout 1s --quiet -- sh -c 'sleep 60 & sleep 60'; echo $?
+        {inside} --timeout 60s --quiet -- sh -c 'exit 7'; echo $?
+        {inside} --json --message said -- touch inner; echo $?
+        {inside} --dry-run --policy deny:x -- touch inner; echo $?
+        {sys.executable} -m ringfence_cli undo .; echo $?
+    """
+    done = run(tree, "sh", "-c", script)
+    lines = done.stdout.decode().splitlines()
+    assert [line for line in lines if line.isdecimal()] == ["124", "7", "125", "125", "2"]
+    assert not (tree / "inner").exists()
+    refused = json.loads(next(line for line in lines if line.startswith("{")))
+    assert (refused["exit_code"], refused["ended_by"]) == (125, "ringfence")
+    assert "--json, --message" in refused["error"] or "--message, --json" in refused["error"]
+    assert b"--dry-run, --policy" in done.stderr or b"--policy" in done.stderr
+    assert b"inside of a call" in done.stderr
+
+
+def test_another_holder_than_the_command_around_it_is_not_joined(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with Workspace.open(tmp_path / "other"):
+        inner = f"{sys.executable} -m ringfence_cli exec {tmp_path}/other -- touch {tmp_path}/other/made"
+        assert run(tree, "sh", "-c", inner).returncode == 125
+    assert not (tmp_path / "other/made").exists()
+
+
+def test_a_pattern_that_fits_nothing_is_named(tree: Path) -> None:
+    told = run(tree, "true", options=("--policy", "deny:mistyped")).stderr
+    assert b"deny:mistyped fits no path now" in told
+    assert run(tree, "true", options=("--policy", "deny:mistyped", "--quiet")).stderr == b""
+
+
+@pytest.mark.parametrize(("script", "patched"), [("echo two >> a", True), ("echo two >> a; exit 3", False)])
+def test_the_patch_of_a_dry_run_is_what_would_be_kept(tree: Path, tmp_path: Path, script: str, patched: bool) -> None:
+    done = run(tree, "sh", "-c", script, options=("--dry-run", "--patch", tmp_path / "patch"))
+    assert done.returncode == (0 if patched else 3)
+    assert (tree / "a").read_text() == "one\n"
+    assert (b"+two" in (tmp_path / "patch").read_bytes()) == patched
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "whose"),
+    [
+        (["no-such-program"], 127, "ringfence"),
+        (["./a"], 126, "ringfence"),
+        (["sh", "-c", "no-such-program"], 127, "command"),
+        (["sh", "-c", "exit 126"], 126, "command"),
+        (["sh", "-c", "exit 124"], 124, "command"),
+        (["sh", "-c", "kill -9 $$"], 137, "command"),
+    ],
+)
+def test_json_says_whether_a_command_was_started(tree: Path, words: list[str], code: int, whose: str) -> None:
+    told = json.loads(run(tree, *words, options=("--json",)).stdout)
+    assert (told["exit_code"], told["ended_by"], bool(told["failure"])) == (code, whose, whose == "ringfence")
+
+
+def test_json_says_where_all_of_a_long_output_is(tree: Path) -> None:
+    told = json.loads(run(tree, "sh", "-c", "yes | head -n 50000", options=("--json",)).stdout)
+    assert list(told["output_files"]) == ["stdout"]
+    assert Path(told["output_files"]["stdout"]).read_bytes() == b"y\n" * 50_000
+    assert json.loads(run(tree, "echo", "short", options=("--json",)).stdout)["output_files"] == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["."], "`--` before the command"), ([".", "--"], "no command"), (["make", "-j"], "`--`")]
+)
+def test_a_command_that_is_not_there_is_said_to_be_missing(tree: Path, words: list[str], said: str) -> None:
+    done = ringfence("exec", *words, cwd=tree)
+    assert done.returncode == 125
+    assert said in done.stderr.decode()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
