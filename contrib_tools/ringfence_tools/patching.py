@@ -77,20 +77,23 @@ class PatchHandler(FileHandlers):
         """Apply a patch to all its files. Raises ToolValidationError with every hunk that does not fit, and then
         changes nothing."""
         filesystem, _ = self._open(context, "")
-        plan = _applied(filesystem, lambda name: self._open(context, name)[1], params.patch)
+        plan = _applied(filesystem, lambda name: self._open(context, name)[1], parse_patch(params.patch))
         message = f"patched {plural(len(plan.files), 'file')}{''.join(plan.twins)}"
         return ToolResult.ok(PatchedFiles(tuple(plan.files)), message)
 
 
 def apply_to(filesystem: Filesystem, patch: str | bytes) -> Sequence[PatchedFile]:
-    """Apply a patch to the files of a filesystem. Raises ToolValidationError, and changes nothing, if it does not
-    apply, and ValueError if it is none."""
-    return _applied(filesystem, lambda name: resolve_model_path(filesystem, name), patch).files
+    """Apply a patch to the files of a filesystem, as strictly as git does where its hunks belong: not a second time.
+
+    Raises ToolValidationError, and changes nothing, if it does not apply, and ValueError if it is none.
+    """
+    patches = [one.as_in_git() for one in parse_patch(patch)]
+    return _applied(filesystem, lambda name: resolve_model_path(filesystem, name), patches).files
 
 
-def _applied(filesystem: Filesystem, find: Callable[[str], str], text: str | bytes) -> _PatchPlan:
+def _applied(filesystem: Filesystem, find: Callable[[str], str], patches: Iterable[FilePatch]) -> _PatchPlan:
     plan = _PatchPlan(filesystem, find)
-    for patch in parse_patch(text):
+    for patch in patches:
         plan.add(patch)
     if plan.problems:
         listed = [f"- {problem}" for problem in plan.problems[:MAX_PROBLEMS]]

@@ -40,6 +40,10 @@ class Hunk:
     """Whether the hunk's last old line is the last line of the file."""
     is_unified: bool = False
     """Whether an anchor that is not in the file counts for nothing. A unified diff may have any heading."""
+    at_start: bool = False
+    """Whether the hunk's first old line is the first line of the file."""
+    is_exact: bool = False
+    """Whether the hunk has to quote lines of a file that has any."""
 
     @property
     def old(self) -> list[bytes]:
@@ -84,6 +88,23 @@ class FilePatch:
 
     def count(self, kind: LineKind) -> int:
         return sum(one == kind for hunk in self.hunks for one, _ in hunk.lines)
+
+    def as_in_git(self) -> FilePatch:
+        """Return the patch with unified hunks that fit only where git lets them, so that it does not go in twice.
+
+        A hunk that begins at the first line belongs there, and one without context below at the end of the file.
+        """
+        return replace(self, hunks=tuple(_as_in_git(hunk) if hunk.is_unified else hunk for hunk in self.hunks))
+
+
+def _as_in_git(hunk: Hunk) -> Hunk:
+    has_context_below = bool(hunk.lines) and hunk.lines[-1][0] == " "
+    return replace(
+        hunk,
+        at_start=hunk.start is not None and hunk.start <= 1,
+        at_end=hunk.at_end or not has_context_below,
+        is_exact=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +245,9 @@ class _File:
         places = self._fitting(hunk)
         if not places:
             raise ValueError(self._describe_misfit(hunk, hunk.index + drift))
+        if hunk.at_start and places[0] != 0:
+            raise ValueError(f"does not fit: it belongs at the first line, but its lines are at line {places[0] + 1}")
+        places = places[:1] if hunk.at_start else places
         if hunk.at_end or hunk.marks_end:
             places = [self._last(hunk, places)]
         # The hunk may have its anchors as lines of its own, too.
@@ -241,6 +265,8 @@ class _File:
 
     def _insertion(self, hunk: Hunk, after: int, below: int, drift: int) -> int:
         """Return the index before which a hunk without old lines adds its lines."""
+        if hunk.is_exact and self.lines:
+            raise ValueError("only adds lines, and quotes none around them: make the patch with lines of context")
         if hunk.at_end or not self.lines:
             at = len(self.lines)
         elif hunk.anchors and not hunk.is_unified:
