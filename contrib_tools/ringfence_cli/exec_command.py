@@ -137,7 +137,7 @@ class ExecCommand(Command):
 @ASK_TIMEOUT
 @RECEIPTS
 @click.option("--patch", type=click.Path(path_type=Path), metavar="FILE", help="Save the patch, for `git apply`.")
-@click.option("--message", metavar="TEXT", default=TAG, help="What the step is called in the log.")
+@click.option("--message", metavar="TEXT", help="What the step is called in the log, instead of the command.")
 @click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors.")
 @click.option(
     "--json", "as_json", is_flag=True, expose_value=False, help="Print one JSON object, with what the command printed."
@@ -179,7 +179,7 @@ class _Exec:
         ask_seconds: float | None,
         receipts: Path | None,
         patch: Path | None,
-        message: str,
+        message: str | None,
         quiet: bool,
     ) -> None:
         self.invocation, self.words, self.directory = invocation, words, directory
@@ -189,7 +189,8 @@ class _Exec:
         self.keep_on_error, self.dry_run, self.seconds = keep_on_error, dry_run, timeout_seconds or LONGEST_SECONDS
         self.podman, self.image, self.network = workspace == "podman", image, networks
         self.specs, self.asks, self.ask_seconds = policies, asks, ask_seconds
-        self.receipts, self.patch, self.message, self.quiet = receipts, patch, message, quiet
+        self.receipts, self.patch, self.quiet = receipts, patch, quiet
+        self.tag, self.title = (TAG, None) if message is None else (message, "")
         self.errors = ErrorStream()
         if (image is not None or networks is not None) and not self.podman:
             raise click.UsageError("--image and --network are for --workspace podman")
@@ -277,7 +278,8 @@ class _Exec:
                 return workspace.run_in_terminal(
                     self.words,
                     cwd=self.cwd,
-                    tag=self.message,
+                    tag=self.tag,
+                    title=self.title,
                     timeout_seconds=self.seconds,
                     policies=policies,
                     rolls_back=self._rolls_back,
@@ -292,7 +294,8 @@ class _Exec:
             on_error=on_error,
             dry_run=self.dry_run,
             streams="output" if self.invocation.wants_json else "inherited",
-            tag=self.message,
+            tag=self.tag,
+            title=self.title,
         )
 
     def _in_container(
@@ -316,7 +319,8 @@ class _Exec:
                 on_error=on_error,
                 dry_run=self.dry_run,
                 on_output=None if self.invocation.wants_json else show,
-                tag=self.message,
+                tag=self.tag,
+                title=self.title,
             )
 
     def _rolls_back(self, exit_code: int, changes: Sequence[Change]) -> bool:

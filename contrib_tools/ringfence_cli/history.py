@@ -35,6 +35,7 @@ from ringfence_cli.options import (
 )
 from ringfence_cli.task_log import forget_tasks, recorded_runs, recorded_tasks
 from ringfence_sandbox import (
+    NothingToUndoError,
     StateDirectoryError,
     Workspace,
     describe_lost_rule,
@@ -193,7 +194,8 @@ def _describe_call(step: Step) -> str:
         return "the workspace as found"
     client = f" of {step.client}" if step.client else ""
     session = f", session {step.session_id}" if step.session_id else ""
-    return f"{step.tool}{client}, call {step.call_id}{session}"
+    title = f": {step.title}" if step.title else ""
+    return f"{step.tool}{title}{client}, call {step.call_id}{session}"
 
 
 def _newest_step(workspace: Workspace, *, aborted: bool) -> int:
@@ -331,7 +333,12 @@ def undo(
         if run:
             n, sessions, named = _newest_run(workspace, directory)
         paths = given_paths(directory)
-        done = workspace.undo(n, step=step, session=sessions, paths=paths, dry_run=dry_run, with_ignored=with_ignored)
+        try:
+            done = workspace.undo(
+                n, step=step, session=sessions, paths=paths, dry_run=dry_run, with_ignored=with_ignored
+            )
+        except NothingToUndoError as error:
+            raise click.ClickException(_describe_nothing(error, workspace.steps())) from None
         if sessions is not None:
             is_undone = bool(done.outcomes) and set(done.outcomes.values()) == {"kept"}
             what = f"{named} is undone already" if is_undone else f"these are changes of {named}"
@@ -343,6 +350,14 @@ def undo(
         back = f"`ringfence restore {_quoted(directory)} STEP` goes back to a step whatever changed since"
         ErrorStream().say(f"what is in conflict stays as it is: edit it, or {back} (--dry-run shows what)")
     return code or int(bool(done.outcomes) and not done.has_changed)
+
+
+def _describe_nothing(error: NothingToUndoError, steps: Sequence[Step]) -> str:
+    """Say which step changed something at the paths instead, if one did."""
+    for step in reversed(steps):
+        if any(path == given or path.startswith(f"{given}/") for path in step.paths for given in error.paths):
+            return f"{error}; step {step.number} ({one_line(step.tool, 64)}) did: --step {step.number}"
+    return f"{error}, and so did all other steps"
 
 
 def _undos_among(steps: Sequence[Step]) -> str:
@@ -592,6 +607,7 @@ def _git_place(path: str) -> str | None:
 def _log_cells(entry: LogEntry, tasks: Mapping[str, str]) -> tuple[str, str, str, str]:
     """Return number, time, tool and changes of an entry."""
     who = {"baseline": "as it was found", "external": entry.tool or "somebody else"}.get(entry.kind, entry.tool)
+    who = f"{who}: {entry.title}" if entry.title and entry.tool else who
     who = f"{who} ({entry.client})" if entry.client else who
     number = "-" if entry.number is None else str(entry.number)
     at = entry.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -26,10 +26,13 @@ from ringfence_guard.judging import EachChangePolicy, FailedCommandPolicy, SomeD
 from ringfence_guard.own_files import OwnFilesPolicy
 from ringfence_guard.settings import GuardSettings
 from ringfence_guard.transcripts import has_result
+from ringfence_tools.printable import one_line
 
 if TYPE_CHECKING:
     from ringfence_sandbox import Workspace
 
+MAX_TITLE = 100
+"""The most characters of a call's arguments in the line of its step."""
 OWN_TOOLS = ("mcp__ringfence", "mcp_ringfence", "ringfence_")
 """Tools of `ringfence serve`, which are transactions already."""
 
@@ -278,6 +281,7 @@ class GuardedCalls:
             prompt_id=first.prompt_id,
             client=first.agent,
             params={"arguments": [call.event.arguments for call in calls]},
+            title=one_line(" + ".join(filter(None, (call.event.arguments for call in calls))), MAX_TITLE),
         )
         changed = [change.path for change in done.changes]
         verdict = ""

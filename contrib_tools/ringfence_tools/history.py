@@ -261,6 +261,7 @@ def _step(step: StepT) -> int | StepT:
 
 def _entry(entry: LogEntry) -> HistoryEntry:
     who = {"baseline": "as it was found", "external": entry.tool or "somebody else"}.get(entry.kind, entry.tool)
+    who = f"{who}: {entry.title}" if entry.title else who
     listed = () if entry.kind == "baseline" else entry.paths[:MAX_PATHS]
     paths = tuple(display_path(path) for path in listed)
     at = entry.created_at.isoformat(timespec="seconds")

@@ -77,6 +77,8 @@ class Step:
     commit: str
     client: str = ""
     """The client that called the tool, where the session has a tag `client`."""
+    title: str = ""
+    """The command that the call ran, on one line and shortened. Empty for other calls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,8 @@ class Receipt:
     """The id of the prompt that such a call belongs to."""
     approved_by: str = ""
     """Who approved such a call before it ran, as they name them."""
+    title: str = ""
+    """What the call did, for its line of a log: the command that it ran, shortened. Empty where the tool says it."""
 
     @property
     def diff_bytes(self) -> tuple[int, int]:

@@ -249,6 +249,7 @@ class PodmanSandbox:
         dry_run: bool = False,
         leave_running: bool = False,
         tag: str = _TAG,
+        title: str | None = None,
         on_output: Callable[[str, bytes], None] | None = None,
         environment: ShellEnvironment | None = None,
         cancellation: Cancellation | None = None,
@@ -301,6 +302,7 @@ class PodmanSandbox:
             tag,
             policies=policies,
             params=CommandParams.of(request),
+            title=self.secrets.mask(request.title if title is None else title),
             dry_run=dry_run,
         )
 

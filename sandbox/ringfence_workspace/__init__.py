@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ringfence_workspace.transaction.recovery import Recovered
     from ringfence_workspace.tree.confined import is_reserved
     from ringfence_workspace.tree.places import StateDirectoryError, store_directory
-    from ringfence_workspace.workspace import Reversal, Workspace, find_workspace
+    from ringfence_workspace.workspace import NothingToUndoError, Reversal, Workspace, find_workspace
 
 __all__ = [
     "CallProcess",
@@ -38,6 +38,7 @@ __all__ = [
     "HostFilesystem",
     "KilledCall",
     "LogEntry",
+    "NothingToUndoError",
     "OwnChanges",
     "Recovered",
     "Repository",
@@ -78,6 +79,7 @@ _MODULES = {
     "OwnChanges": "ringfence_workspace.history.own_changes",
     "Recovered": "ringfence_workspace.transaction.recovery",
     "Repository": "ringfence_workspace.history.ignored_files",
+    "NothingToUndoError": "ringfence_workspace.workspace",
     "Reversal": "ringfence_workspace.workspace",
     "ReversalOutcome": "ringfence_workspace.history.undo_plan",
     "ScanLimits": "ringfence_workspace.history.scan",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 LONGEST_ARGUMENT = 128 * 1024 - 1
 """Bytes of one argument, or of one variable with its name: what Linux takes."""
 LONGEST_SECONDS = 24 * 3600.0
+LONGEST_TITLE = 100
+"""Characters of a command in the line of its step in a log."""
 _SHELL = ("/bin/sh", "-c")
 
 
@@ -45,6 +48,13 @@ class CommandRequest:
     def text(self) -> str | None:
         """What the shell is given; None where a program was asked for."""
         return self.argv[2] if self.argv[:2] == _SHELL and len(self.argv) == 3 else None
+
+    @property
+    def title(self) -> str:
+        """The command on one line, without control characters and shortened."""
+        text = shlex.join(self.argv) if self.text is None else self.text
+        line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+        return line if len(line) <= LONGEST_TITLE else f"{line[: LONGEST_TITLE - 1]}…"
 
     @classmethod
     def of(

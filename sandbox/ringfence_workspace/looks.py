@@ -61,6 +61,11 @@ class AdoptedCall:
         """Whether its changes were kept."""
         return self.outcome == "committed"
 
+    @property
+    def changed_paths(self) -> tuple[str, ...]:
+        """The paths of what was kept. They are relative to the root, which is "" itself."""
+        return tuple(change.path for change in self.changes) if self.kept else ()
+
 
 @dataclass(frozen=True, slots=True)
 class CallOrigin:
@@ -75,7 +80,12 @@ class CallOrigin:
     approved_by: str = ""
     client: str = ""
     params: object = None
+    title: str = ""
     began_at: datetime | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        if not self.tool.strip():
+            raise ValueError("tool is empty: give the name of the tool whose call it was, for the step and the receipt")
 
     def describe(self, receipt: Receipt) -> Receipt:
         """The receipt with whose call it was."""
@@ -161,6 +171,7 @@ class Looks:
             opaque=False,
             call_id=origin.call_id,
             params=origin.params,
+            title=origin.title,
             describe=origin.describe,
             on_denial=self._filesystem.deny_adopted,
         )

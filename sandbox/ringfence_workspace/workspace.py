@@ -12,6 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ringfence.errors import TransactionError
+from ringfence.escapes import display_path
 from ringfence.filesystem.paths import normalise
 from ringfence.participants import RollbackReport, Step
 from ringfence.receipts import PolicyVerdict
@@ -110,6 +111,17 @@ def find_workspace(directory: str | os.PathLike[str]) -> Path | None:
         if is_linked_worktree(None, root):
             return None
     return None
+
+
+class NothingToUndoError(LookupError):
+    """The steps to undo changed nothing at the paths that were given."""
+
+    def __init__(self, steps: Sequence[Step], paths: Collection[str]) -> None:
+        self.steps = steps
+        self.paths = paths
+        of = ", ".join(f"{step.number} ({step.tool})" for step in steps)
+        where = ", ".join(display_path(path) or "." for path in paths)
+        super().__init__(f"step{'s' if len(steps) > 1 else ''} {of} changed nothing at {where}")
 
 
 def _check_directory(path: str) -> None:
@@ -324,7 +336,8 @@ class Workspace(WorkspaceHistory):
 
         Raises:
             ValueError: `n` is not positive or beside a ``step``, or ``step`` is the baseline.
-            LookupError: there are not so many steps, or they changed nothing at these paths.
+            LookupError: there are not so many steps.
+            NothingToUndoError: they changed nothing at these paths.
             PermissionError: a path leads out of the workspace, or it was opened read-only.
         """
         named = None if paths is None else {normalise(path) for path in paths}
@@ -333,7 +346,7 @@ class Workspace(WorkspaceHistory):
             undone = self._find.steps_to_undo(n, step, sessions)
             plan = self._planner(history).undo(undone, [parent_of(record) for record in undone], named)
             if named is not None and not (plan.outcomes or plan.states):
-                raise LookupError("the steps that were to be undone changed nothing at these paths")
+                raise NothingToUndoError(tuple(self._store.step_of(record) for record in undone), paths or ())
             ignored = frozenset[str]() if with_ignored else self._ignored(undone[-1].commit, plan)
             parents = [record.parent for record in undone if record.parent is not None]
             notes = () if dry_run else self._write(history, plan, parents)
@@ -415,6 +428,7 @@ class Workspace(WorkspaceHistory):
         cancellation: Cancellation | None = None,
         streams: Streams = "captured",
         tag: str = "run",
+        title: str | None = None,
     ) -> CommandResult:
         """Run a command on this machine, as the user of this process: its changes are one step, or none.
 
@@ -423,7 +437,8 @@ class Workspace(WorkspaceHistory):
         machine (`systemd-run`, `at`) or another user runs for it goes on. A command that fails is rolled back, unless
         ``on_error="keep"``; one that took longer than ``timeout_seconds`` is in any case. ``policies`` are asked about
         the changes of one that is to be kept. ``dry_run`` rolls back always. ``cwd`` is a directory of the workspace.
-        ``tag`` is the tool that the step names. With ``streams="output"`` the command has the standard input of this
+        ``tag`` is the tool that the step names, and ``title`` stands behind it in a log: by default the command,
+        shortened. With ``streams="output"`` the command has the standard input of this
         process, and with "inherited" its output, too, of which the result has nothing then.
 
         Within a tool call, whose tool has to be opaque, it is part of that.
@@ -443,7 +458,13 @@ class Workspace(WorkspaceHistory):
         )
         rules = CommandRules(policies, on_error, dry_run)
         return self._commands.run(
-            request, rules, leave_running=leave_running, cancellation=cancellation, streams=streams, tag=tag
+            request,
+            rules,
+            leave_running=leave_running,
+            cancellation=cancellation,
+            streams=streams,
+            tag=tag,
+            title=title,
         )
 
     def run_in_terminal(
@@ -452,6 +473,7 @@ class Workspace(WorkspaceHistory):
         *,
         cwd: str = "",
         tag: str = "run",
+        title: str | None = None,
         env: Mapping[str, str] | None = None,
         timeout_seconds: float = LONGEST_SECONDS,
         policies: Sequence[Policy] = (),
@@ -469,7 +491,8 @@ class Workspace(WorkspaceHistory):
         ended = self._commands.run_in_terminal(request, call_id)
         wish = RollbackWish(lambda changes: rolls_back(ended.exit_code, changes))
         params = CommandParams.of(request)
-        found = self.adopt(mark, tool=tag, call_id=call_id, policies=[*policies, wish], params=params)
+        title = request.title if title is None else title
+        found = self.adopt(mark, tool=tag, call_id=call_id, policies=[*policies, wish], params=params, title=title)
         receipt = replace(found.receipt, exit_code=ended.exit_code)
         if found.receipt.policies[-1:] == (PolicyVerdict(wish.name, False, wish.reason),):
             receipt = replace(receipt, outcome="rolled_back")
@@ -539,6 +562,7 @@ class Workspace(WorkspaceHistory):
         approved_by: str = "",
         client: str = "",
         params: object = None,
+        title: str = "",
     ) -> AdoptedCall:
         """Make what has changed since a look one step of a call that somebody else ran, or take it back.
 
@@ -551,17 +575,17 @@ class Workspace(WorkspaceHistory):
         The other arguments say in the receipt whose call it was.
 
         Raises:
-            ValueError: the mark is unknown, or was adopted or dropped. Nothing is changed.
+            ValueError: the mark is unknown, or was adopted or dropped, or ``tool`` is empty. Nothing is changed.
             ParticipantBusyError: another call did not end in time.
             TransactionError: it is adopted within another call.
             PermissionError: the workspace was opened read-only.
             RestoreFailedError: the rollback could not be completed.
         """
+        origin = CallOrigin(
+            tool, call_id, session_id, agent, prompt_id, parent_call, approved_by, client, params=params, title=title
+        )
         with self._with_looks("adopt") as looks:
             looks.check(mark)
-        origin = CallOrigin(
-            tool, call_id, session_id, agent, prompt_id, parent_call, approved_by, client, params=params
-        )
         with reporting_damage(self._store.folder, (KeyError,)):
             found = looks.adopt(mark, origin, paths=paths, policies=policies)
         with self._with_looks("adopt"):

@@ -143,6 +143,7 @@ class WorkspaceTransaction:
         opaque: bool = True,
         call_id: str | None = None,
         params: object = None,
+        title: str = "",
         dry_run: bool = False,
         cancellation: Cancellation | None = None,
         describe: Callable[[Receipt], Receipt] = lambda receipt: receipt,
@@ -162,6 +163,7 @@ class WorkspaceTransaction:
         self._opaque = opaque
         self._call_id = call_id
         self._params = params
+        self._title = title
         self._dry_run = dry_run
         self._cancellation = cancellation
         self._describe = describe
@@ -267,6 +269,7 @@ class WorkspaceTransaction:
         described = replace(
             receipt,
             params=self._params,
+            title=self._title,
             policies=verdicts,
             exit_code=exit_code if type(exit_code) is int else None,
         )

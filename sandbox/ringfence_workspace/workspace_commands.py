@@ -170,6 +170,7 @@ class WorkspaceCommands:
         cancellation: Cancellation | None = None,
         streams: Streams = "captured",
         tag: str = TAG,
+        title: str | None = None,
     ) -> CommandResult:
         """Run a command as a transaction."""
         if streams not in ("captured", "output", "inherited"):
@@ -186,6 +187,7 @@ class WorkspaceCommands:
             policies=rules.policies,
             call_id=new_id(),
             params=CommandParams.of(request, leave_running=leave_running),
+            title=request.title if title is None else title,
             dry_run=rules.dry_run,
             cancellation=cancellation,
         )
@@ -246,9 +248,15 @@ class WorkspaceCommands:
 
     def _directory(self, cwd: str) -> int:
         """A descriptor of a directory of the workspace."""
-        place = self._filesystem.resolve(normalise(cwd))
-        if not self._filesystem.stat(place).is_directory:
-            raise os_error(errno.ENOTDIR, place)
+        try:
+            place = self._filesystem.resolve(normalise(cwd))
+            if not self._filesystem.stat(place).is_directory:
+                raise os_error(errno.ENOTDIR, place)
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+            raise type(error)(
+                f"cwd is {cwd!r}, which is no directory of the workspace ({error.strerror}): it is a path from the "
+                "root, such as 'src'"
+            ) from None
         return os.open(os.path.join(self._filesystem.root, place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 

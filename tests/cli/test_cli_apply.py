@@ -63,7 +63,8 @@ def test_an_undo_of_some_paths_leaves_the_others(tree: Path) -> None:
     assert ringfence("undo", "--step", "1", "--", "d", cwd=tree).returncode == 0
     assert list((tree / "d").iterdir()) == []
     assert (tree / "a").read_text() == "changed\n"
-    assert ringfence("undo", tree, "--step", "1", "--", "nothing").returncode == 2
+    nothing = ringfence("undo", tree, "--step", "1", "--", "nothing")
+    assert (nothing.returncode, b"step 1 (edit) changed nothing at nothing" in nothing.stderr) == (1, True)
     assert ringfence("undo", tree, "--step", "1", "--", "../outside").returncode == 2
 
 
@@ -74,3 +75,27 @@ def test_in_a_subdirectory_a_patch_is_for_the_workspace_above(tree: Path) -> Non
     assert (tree / "a").read_text() == "one\ntwo\n"
     with Workspace.open(tree, read_only=True) as workspace:
         assert [step.tool for step in workspace.steps()] == ["apply"]
+
+
+def test_an_undo_of_a_path_that_the_newest_step_left_alone_names_the_step_that_changed_it(tree: Path) -> None:
+    with Workspace.open(tree) as workspace:
+        for name in ("x", "y"):
+            with workspace.transaction(name):
+                (tree / name).write_text(f"{name}\n")
+    done = ringfence("undo", tree, "--json", "--", "x")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["exit_code"]) == (1, 1)
+    assert "step 2 (y)" in told["error"]
+    assert "--step 1" in told["error"]
+    assert ringfence("undo", tree, "--step", "1", "--", "x").returncode == 0
+    again = ringfence("undo", tree, "--", "x")  # the newest step is that undo
+    assert again.returncode == 0
+    assert b"step 3 is an undo" in again.stderr
+
+
+def test_a_patch_does_not_go_in_twice(tree: Path) -> None:
+    assert ringfence("apply", tree.parent / "patch", tree).returncode == 0
+    (tree / "n/new").unlink()
+    done = ringfence("apply", tree.parent / "patch", tree)
+    assert (done.returncode, (tree / "a").read_text()) == (2, "one\ntwo\n")
+    assert not (tree / "n/new").exists()

@@ -259,3 +259,13 @@ def test_a_directory_with_a_history_of_its_own_stays_its_own(tree: Path) -> None
             pass
     assert ringfence("exec", "--", "touch", "here", cwd=tree / "sub").returncode == 0
     assert (steps(tree / "sub"), steps(tree)) == (["exec"], [])
+
+
+def test_the_log_shows_the_command_of_a_step_or_the_message(tree: Path) -> None:
+    assert run(tree, "sh", "-c", "echo two >> a").returncode == 0
+    assert run(tree, "touch", "b", options=("--message", "made b")).returncode == 0
+    newest, first, _ = ringfence("log", tree).stdout.decode().splitlines()
+    assert "  exec: sh -c 'echo two >> a'  " in first
+    assert "  made b  " in newest
+    assert b"exec: sh -c" in ringfence("show", tree, "1").stdout
+    assert json.loads(ringfence("show", tree, "1", "--json").stdout)["step"]["title"] == "sh -c 'echo two >> a'"

@@ -56,6 +56,7 @@ def test_what_somebody_elses_call_changed_is_one_step_that_says_whose(root: Path
     assert step is not None
     assert (step.tool, step.call_id, step.session_id, step.client) == ("Bash", "call-7", "session-3", "claude")
     assert [change.path for change in found.changes] == [*step.paths] == ["a.txt", "d/b.txt", "n", "n/f"]
+    assert found.changed_paths == step.paths
     record = found.receipt.to_json()
     names = ("agent", "prompt_id", "parent_call", "approved_by", "outcome", "commit", "params")
     values = ("reviewer", "prompt-2", "call-1", "a person", "committed", step.commit, {"command": "make"})
@@ -96,6 +97,16 @@ def test_an_unknown_mark_changes_nothing(root: Path, workspace: Workspace, mark:
         workspace.adopt(mark, tool="Bash", policies=NOTHING)
     assert shape(root) == before
     assert workspace.steps() == []
+
+
+def test_a_call_without_a_name_is_not_adopted(root: Path, workspace: Workspace) -> None:
+    mark = workspace.begin_look()
+    sh(root, "echo more >> a.txt")
+    with pytest.raises(ValueError, match="tool is empty"):
+        workspace.adopt(mark, tool=" ")
+    assert workspace.steps() == []
+    denied = workspace.adopt(mark, tool="Bash", policies=NOTHING)
+    assert (denied.outcome, denied.changed_paths) == ("denied", ())
 
 
 @pytest.mark.parametrize("policies", [(), NOTHING], ids=["kept", "denied"])

@@ -446,3 +446,25 @@ def test_a_transaction_within_a_typed_call_is_typed_unless_it_says_otherwise(roo
     with tool_transaction(Session(), Here(), tag="outer"), workspace.transaction("inner"):
         workspace.filesystem.write("b", "typed")
     assert workspace.steps()[-1].paths == ("b",)
+
+
+@pytest.mark.parametrize("cwd", ["/tmp", "nowhere", "../..", "a"])
+def test_a_directory_that_is_none_of_the_workspace_is_named_with_what_one_is(workspace: Workspace, cwd: str) -> None:
+    with pytest.raises(OSError, match=rf"^cwd is '{cwd}', which is no directory of the workspace"):
+        workspace.run(["true"], cwd=cwd)
+
+
+def test_a_step_says_which_command_it_is_of(root: Path, workspace: Workspace) -> None:
+    done = workspace.run(["sh", "-c", "echo two >> a\necho three >> a"])
+    assert done.step is not None
+    assert done.step.title == "sh -c 'echo two >> a echo three >> a'"
+    workspace.run("touch " + "x" * 200, shell=True)
+    workspace.run(["touch", "\x1b[31mred"])
+    workspace.run(["touch", "b"], tag="import", title="")
+    long, odd, said = workspace.steps()[1:]
+    assert len(long.title) == 100
+    assert long.title.endswith("…")
+    assert "\x1b" not in odd.title
+    assert (said.tool, said.title) == ("import", "")
+    assert [entry.title for entry in workspace.log()][:3] == ["", odd.title, long.title]
+    assert workspace.show(1).step.title == done.step.title

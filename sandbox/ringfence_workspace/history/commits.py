@@ -36,7 +36,7 @@ class CommitInfo:
     session_id: str = ""
     receipt_id: str = ""
     title: str = ""
-    """The first line of the message; by default, the tool and what it changed."""
+    """In the first line of the message, behind the tool of a step; by default, what it changed."""
     client: str = ""
     begun: str = ""
     """Tells an aborted call from others of the same id."""
@@ -130,7 +130,7 @@ def format_message(
 
 def _title(info: CommitInfo, changed: Sequence[tuple[str, str]]) -> str:
     if info.title:
-        return _short(info.title)
+        return _short(f"{_written(info.tool)}: {info.title}" if info.tool else info.title)
     what = _written(changed[0][0]) if len(changed) == 1 else f"{len(changed)} paths"
     who = {"baseline": "the workspace as it was found", "external": "changed by somebody else"}.get(info.kind)
     if who is None:

@@ -41,6 +41,8 @@ class LogEntry:
     client: str = ""
     ignored: int = 0
     """The number of ignored paths that are left out of ``paths``."""
+    title: str = ""
+    """The command that a step ran, on one line and shortened."""
 
     @property
     def is_replacement(self) -> bool:
@@ -76,6 +78,7 @@ def log_entry(store: Store, record: CommitRecord, names: Sequence[str], *, apart
         tuple(names),
         apart,
         info.client,
+        title=info.title if info.kind == "step" else "",
     )
 
 

@@ -420,7 +420,9 @@ class Store:
             found = self.states.differences(record.parent, record.commit)
             paths = tuple(path for path, _ in _changed_paths(found))
         number, commit = record.number or 0, record.commit
-        return Step(number, info.tool, info.call_id, info.session_id, info.created_at, paths, commit, info.client)
+        return Step(
+            number, info.tool, info.call_id, info.session_id, info.created_at, paths, commit, info.client, info.title
+        )
 
     # Keeping it small.
 

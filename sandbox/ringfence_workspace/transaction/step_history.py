@@ -96,6 +96,7 @@ class StepHistory:
             receipt.call_id,
             receipt.session_id,
             receipt.receipt_id,
+            receipt.title,
             client=receipt.client,
             opaque=isinstance(changed, ScannedFiles),
         )
@@ -127,6 +128,7 @@ class StepHistory:
             prepared.changed,
             prepared.commit,
             receipt.client,
+            receipt.title,
         )
 
     def _since_tip(self, scanned: ScannedFiles, info: CommitInfo) -> Mapping[str, Entry | None]:
