@@ -22,19 +22,25 @@ from ringfence_cli.options import (
     ASK,
     ASK_TIMEOUT,
     IMAGE,
+    PATHS,
     POLICY,
     RECEIPTS,
+    THIS_DIRECTORY,
     Command,
     Invocation,
+    complete_word,
     nearest_workspace,
     network,
     seconds,
+    without_words,
 )
 from ringfence_sandbox import Workspace
 from ringfence_tools.runs.outputs import MAX_LISTED, ErrorStream, OutputFile, json_line, open_output, recording
 from ringfence_tools.runs.recovered_call import describe_recovery
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from ringfence.runtime.policy import Policy
     from ringfence_sandbox import CommandResult
 
@@ -44,7 +50,6 @@ TAG = "exec"
 _JOINS = "the outer `ringfence exec` keeps or takes back what this command does"
 _INSIDE = ("directory", "timeout_seconds", "interactive", "quiet")
 """The parameters that are also for a command inside of another `exec`."""
-_WORDS = "ringfence_cli.command_words"
 _SHAPE = "ringfence exec [DIR] [OPTIONS] -- COMMAND..."
 
 
@@ -70,11 +75,10 @@ class ExecCommand(Command):
     """What stands behind ``--`` is the command, as it is. All that fails of ringfence's own has the exit code 125."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_WORDS] = args[at + 1 :]
+        own = without_words(ctx, args)
         try:
-            rest = super().parse_args(ctx, args[:at])
-            if not ctx.meta[_WORDS] and not ctx.resilient_parsing:
+            rest = super().parse_args(ctx, own)
+            if not ctx.meta[PATHS] and not ctx.resilient_parsing:
                 what = "there is no command behind `--`" if "--" in args else "write `--` before the command"
                 raise click.UsageError(f"{what}: {_SHAPE}", ctx)
         except click.UsageError as error:
@@ -85,6 +89,9 @@ class ExecCommand(Command):
         except click.ClickException as error:
             raise _ours(error) from None
         return rest
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return complete_word(ctx, incomplete) or super().shell_complete(ctx, incomplete)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return ["[DIR]", "[OPTIONS]", "--", "COMMAND..."]
@@ -104,9 +111,7 @@ class ExecCommand(Command):
 
 
 @click.command("exec", cls=ExecCommand)
-@click.argument(
-    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="[DIR]", default="."
-)
+@THIS_DIRECTORY
 @click.option("--keep-on-error", is_flag=True, help="Keep what a command changed that ends with another code than 0.")
 @click.option("--dry-run", is_flag=True, help="Take everything back at the end, and only say what it changed.")
 @click.option(
@@ -152,7 +157,7 @@ def exec(ctx: click.Context, **given: Any) -> int:  # noqa: A001 - the command's
     is. Inside of another `ringfence exec` it is a part of that.
     """
     asked = [param for param in ctx.command.params if _is_given(ctx, param) and param.name not in _INSIDE]
-    return _Exec(ctx.obj, ctx.meta[_WORDS], [param.opts[0] for param in asked], **given).run()
+    return _Exec(ctx.obj, ctx.meta[PATHS], [param.opts[0] for param in asked], **given).run()
 
 
 def _is_given(ctx: click.Context, param: click.Parameter) -> bool:

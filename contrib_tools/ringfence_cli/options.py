@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from ringfence.filesystem.hidden import HiddenFiles
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
 PATHS = "ringfence_cli.paths"
-"""Where click's context has the paths behind ``--``."""
+"""Where click's context has the words behind ``--``. A shell completes one more of them to a file."""
+BEHIND = "ringfence_cli.behind"
+"""Where it has whether there is a ``--``."""
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_SECONDS = 365 * 24 * 3600.0
 BYTES = {"m": 1 << 20, "g": 1 << 30}
@@ -90,12 +93,30 @@ class PathsCommand(Command):
     """A command that takes paths behind ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[PATHS] = args[at + 1 :]
-        return super().parse_args(ctx, args[:at])
+        return super().parse_args(ctx, without_words(ctx, args))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return complete_word(ctx, incomplete) or super().shell_complete(ctx, incomplete)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- PATH...]"]
+
+
+def without_words(ctx: click.Context, args: list[str]) -> list[str]:
+    """Return what stands before ``--``. The context gets what stands behind it."""
+    at = args.index("--") if "--" in args else len(args)
+    ctx.meta[PATHS] = args[at + 1 :]
+    ctx.meta[BEHIND] = at < len(args)
+    return args[:at]
+
+
+def complete_word(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Complete a word behind ``--``. Empty where the command line has no ``--``."""
+    return [CompletionItem(incomplete, type="file")] if ctx.meta.get(BEHIND) else []
+
+
+def _complete_directory(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return complete_word(ctx, incomplete) or param.type.shell_complete(ctx, param, incomplete)
 
 
 def given_paths(directory: Path) -> Sequence[str] | None:
@@ -230,7 +251,11 @@ def number(ctx: click.Context, param: click.Parameter, value: float | None) -> f
 
 
 THIS_DIRECTORY = click.argument(
-    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="[DIR]", default="."
+    "directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="[DIR]",
+    default=".",
+    shell_complete=_complete_directory,
 )
 WITH_IGNORED = click.option(
     "--with-ignored", is_flag=True, help="Show changes of paths that git ignores, which are else only counted."

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from command_line import ringfence
 
+from ringfence_cli.main import ringfence as ringfence_group
 from ringfence_sandbox import Workspace
 
 
@@ -145,6 +147,26 @@ def test_a_shell_can_complete_commands_and_options(shell: str) -> None:
     assert "_RINGFENCE_COMPLETE" in completed(_RINGFENCE_COMPLETE=f"{shell}_source")
     words = {"COMP_WORDS": "ringfence run --with", "COMP_CWORD": "2" if shell != "fish" else "--with"}
     assert "--with-ignored" in completed(_RINGFENCE_COMPLETE=f"{shell}_complete", **words)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("exec --tim", "plain,--timeout"),
+        ("exec pro", "dir,pro"),
+        ("exec . -- make --", "file,--"),
+        ("exec -- ma", "file,ma"),
+        ("apply --dry", "plain,--dry-run"),
+        ("apply fix.pa", "file,fix.pa"),
+        ("undo --st", "plain,--step"),
+        ("undo -- src/ge", "file,src/ge"),
+        ("undo . 1 -- --", "file,--"),
+    ],
+)
+def test_a_shell_completes_what_stands_on_either_side_of_the_two_dashes(line: str, found: str) -> None:
+    *words, last = line.split()
+    shell = ShellComplete(ringfence_group, {}, "ringfence", "_RINGFENCE_COMPLETE")
+    assert [f"{item.type},{item.value}" for item in shell.get_completions(words, last)] == [found]
 
 
 def test_in_a_directory_below_the_commands_go_up_to_the_workspace_and_name_it(tree: Path) -> None:
