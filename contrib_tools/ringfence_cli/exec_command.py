@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence.failures import describe_error
 from ringfence.participants import Change
+from ringfence.policies.effects import HiddenFilesPolicy
 from ringfence_cli.exec_report import change_lines, exit_code, report_json, report_lines
 from ringfence_cli.options import (
     ASK,
@@ -138,6 +139,9 @@ class ExecCommand(Command):
     help="With podman: as for `ringfence run`.",
 )
 @POLICY
+@click.option(
+    "--allow-hidden", "allowed", multiple=True, metavar="GLOB", help="Let the command change these hidden files."
+)
 @ASK
 @ASK_TIMEOUT
 @RECEIPTS
@@ -180,6 +184,7 @@ class _Exec:
         image: str | None,
         networks: str | None,
         policies: Sequence[str],
+        allowed: Sequence[str],
         asks: Sequence[str],
         ask_seconds: float | None,
         receipts: Path | None,
@@ -193,12 +198,15 @@ class _Exec:
         self.cwd = os.path.relpath(os.path.realpath(directory), os.path.realpath(self.root))
         self.keep_on_error, self.dry_run, self.seconds = keep_on_error, dry_run, timeout_seconds or LONGEST_SECONDS
         self.podman, self.image, self.network = workspace == "podman", image, networks
+        self.allowed = allowed
         self.specs, self.asks, self.ask_seconds = policies, asks, ask_seconds
         self.receipts, self.patch, self.quiet = receipts, patch, quiet
         self.tag, self.title = (TAG, None) if message is None else (message, "")
         self.errors = ErrorStream()
         if (image is not None or networks is not None) and not self.podman:
             raise click.UsageError("--image and --network are for --workspace podman")
+        if allowed and self.podman:
+            raise click.UsageError("--allow-hidden is for a command on this machine: a container hides these files")
         is_terminal = sys.stdin.isatty() and not invocation.wants_json and not self.podman and not dry_run
         self.interactive = is_terminal if interactive is None else interactive
         if self.interactive and (invocation.wants_json or self.podman or dry_run):
@@ -291,6 +299,8 @@ class _Exec:
                 )
             finally:
                 signal.signal(signal.SIGINT, before)
+        if self.allowed and workspace.filesystem.hidden is not None:
+            policies = (HiddenFilesPolicy(allow=self.allowed, deny_new=False), *policies)
         return workspace.run(
             self.words,
             cwd=self.cwd,

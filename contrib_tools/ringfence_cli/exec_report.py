@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ringfence.escapes import display_path
+from ringfence.policies.effects import HiddenFilesPolicy
 from ringfence.receipts import change_json
 from ringfence_tools.printable import plural
 
@@ -46,7 +47,8 @@ def _reason(done: CommandResult) -> str:
         return done.failure
     denial = next((one for one in done.receipt.policies if not one.allowed), None) if done.receipt else None
     if done.outcome == "denied" and denial is not None:
-        return f"the policy {denial.policy}: {denial.reason or 'no reason given'}"
+        advice = "; --allow-hidden GLOB allows it" if denial.policy == HiddenFilesPolicy.name else ""
+        return f"the policy {denial.policy}: {denial.reason or 'no reason given'}{advice}"
     return "as you asked" if done.outcome == "rolled_back" else f"exit code {done.exit_code}"
 
 

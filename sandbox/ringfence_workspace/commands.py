@@ -181,8 +181,7 @@ class CommandResult:
     receipt: Receipt | None = None
     """The record of it. None in the middle of a tool call, whose receipt has it."""
     notes: Sequence[str] = ()
-    """Of a rollback, in words: where what it took away is kept, and what it could not bring back, such as hidden files,
-    which no history has."""
+    """Of a rollback, in words: where what it took away is kept, and what it could not bring back."""
     not_started: str = ""
     """Why it could not be started, where ``exit_code`` is 126 or 127 for that. Empty otherwise."""
     output_files: Mapping[str, str] = field(default_factory=dict[str, str])

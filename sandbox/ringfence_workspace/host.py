@@ -508,6 +508,13 @@ class HostFilesystem(Transactional):
             self._admit()
             return self._transactions.note_process(process)
 
+    def copy_hidden(self) -> None:
+        """Have a rollback of the running opaque call, and a recovery, restore hidden files: a command of this machine
+        can change them. OSError: they cannot be copied."""
+        with self.lock.mutex:
+            self._admit()
+            self._transactions.copy_hidden()
+
     def look(self, paths: tuple[str, ...] | None) -> bytes:
         """Have the history have the tree as it is, or these paths of it. Return what it cannot have, for `adopt`.
 

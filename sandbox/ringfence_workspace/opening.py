@@ -18,6 +18,7 @@ from ringfence_workspace.locking import RootLock, check_locks
 from ringfence_workspace.outputs import KeptOutputs
 from ringfence_workspace.transaction.detection import Detect, DetectionLimits, Detector
 from ringfence_workspace.transaction.heartbeat import STAMP, LivenessFile
+from ringfence_workspace.transaction.hidden_copies import HiddenCopies
 from ringfence_workspace.transaction.opaque_calls import OpaqueCalls
 from ringfence_workspace.transaction.recovery import Recovered, Recovery
 from ringfence_workspace.transaction.scans import Scans
@@ -156,7 +157,8 @@ class Opened:
         history = self.history
         stamp = LivenessFile(os.path.join(self.store, STAMP), sync=self._power)
         scans = Scans(self.files, history, power=self._power)
-        return OpaqueCalls(self.files, Renames(self.can), scans, stamp)
+        copies = HiddenCopies(self.files, self.store, sync=self._power)
+        return OpaqueCalls(self.files, Renames(self.can), scans, stamp, copies)
 
     def check_open(self) -> None:
         """Raises ValueError once it is closed, and in a process that was forked off."""

@@ -401,7 +401,8 @@ class Workspace(WorkspaceHistory):
         ``tag`` is the tool that the step names. The block gets an object with `rollback`, and afterwards the `step` and
         the `receipt`. ``policies`` are asked about the changes at the end. ``session`` takes part too, and the step
         bears its id. An ``opaque`` block may run programs, here or elsewhere: the tree is looked at before and after
-        it. So it is by default, unless a tool call that is not opaque is around it.
+        it. So it is by default, unless a tool call that is not opaque is around it. It must not change hidden files,
+        unless a `HiddenFilesPolicy` among the ``policies`` says otherwise, and a rollback restores them.
 
         Raises:
             CallDeniedError: a policy denied it, so all is rolled back.
@@ -436,9 +437,10 @@ class Workspace(WorkspaceHistory):
         the command has started has ended, unless it is to ``leave_running`` what it started; what a service of the
         machine (`systemd-run`, `at`) or another user runs for it goes on. A command that fails is rolled back, unless
         ``on_error="keep"``; one that took longer than ``timeout_seconds`` is in any case. ``policies`` are asked about
-        the changes of one that is to be kept. ``dry_run`` rolls back always. ``cwd`` is a directory of the workspace.
-        ``tag`` is the tool that the step names, and ``title`` stands behind it in a log: by default the command,
-        shortened. With ``streams="output"`` the command has the standard input of this
+        the changes of one that is to be kept. A change of a hidden file is denied, unless a `HiddenFilesPolicy` among
+        them says otherwise, and a rollback restores it. ``dry_run`` rolls back always. ``cwd`` is a directory of the
+        workspace. ``tag`` is the tool that the step names, and ``title`` stands behind it in a log: by default the
+        command, shortened. With ``streams="output"`` the command has the standard input of this
         process, and with "inherited" its output, too, of which the result has nothing then.
 
         Within a tool call, whose tool has to be opaque, it is part of that.

@@ -16,6 +16,7 @@ from ringfence.failures import describe_error
 from ringfence.filesystem.protocol import Filesystem
 from ringfence.limits import RunOptions
 from ringfence.participants import RollbackReport, current_call
+from ringfence.policies.effects import HiddenFilesPolicy
 from ringfence.resources import Binding, CallResources, ResourceContext, ResourceRegistry
 from ringfence.runtime.binding import BoundTool, bind_tool
 from ringfence.runtime.context import Rendering, ToolContext
@@ -148,8 +149,11 @@ class WorkspaceTransaction:
         cancellation: Cancellation | None = None,
         describe: Callable[[Receipt], Receipt] = lambda receipt: receipt,
         on_denial: Callable[[], object] = lambda: None,
+        keeps_hidden: bool = False,
     ) -> None:
-        """``describe`` adds to the receipt. ``on_denial`` is called before the rollback of what a policy has denied."""
+        """``describe`` adds to the receipt. ``on_denial`` is called before the rollback of what a policy has denied.
+        With ``keeps_hidden`` the files that are hidden may be changed by what runs in it: a change of one is denied,
+        unless a HiddenFilesPolicy among the ``policies`` says otherwise, and a rollback restores it."""
         self.step: Step | None = None
         """The step that it has become. None before its end, where it changed nothing, and within another call."""
         self.receipt: Receipt | None = None
@@ -168,6 +172,9 @@ class WorkspaceTransaction:
         self._cancellation = cancellation
         self._describe = describe
         self._on_denial = on_denial
+        self._keeps_hidden = keeps_hidden and filesystem.hidden is not None
+        if self._keeps_hidden and not any(isinstance(one, HiddenFilesPolicy) for one in policies):
+            self._policies = (HiddenFilesPolicy(deny_new=False), *self._policies)
         self._judge: PolicyJudge | None = None
         self._transaction: Transaction | None = None
         self._is_rolled_back = False
@@ -223,6 +230,8 @@ class WorkspaceTransaction:
                     cancellation=self._cancellation,
                 )
                 self._judge.judge_call(transaction)
+                if self._keeps_hidden:
+                    self._filesystem.copy_hidden()
                 try:
                     yield self
                 except BaseException:
@@ -304,7 +313,7 @@ def new_transaction(
 ) -> WorkspaceTransaction:
     """A transaction that has not begun."""
     found = is_opaque_by_default(current_call()) if opaque is None else opaque
-    return WorkspaceTransaction(filesystem, session, tag, policies=policies, opaque=found)
+    return WorkspaceTransaction(filesystem, session, tag, policies=policies, opaque=found, keeps_hidden=found)
 
 
 class _RolledBackError(Exception):

@@ -190,6 +190,7 @@ class WorkspaceCommands:
             title=request.title if title is None else title,
             dry_run=rules.dry_run,
             cancellation=cancellation,
+            keeps_hidden=True,
         )
 
         def execute() -> CommandResult:

@@ -219,16 +219,30 @@ def test_at_a_terminal_a_failure_stays_unless_a_person_says_otherwise(tree: Path
     assert steps(tree) == (["exec"] if stays else [])
 
 
-def test_what_a_rollback_could_not_bring_back_is_said(tree: Path) -> None:
+def test_a_hidden_file_is_restored_and_a_change_of_it_has_to_be_allowed(tree: Path) -> None:
     (tree / ".env").write_text("KEY=1\n")
     with Workspace.open(tree, hide=HiddenFiles()) as workspace:
         assert workspace.left_out == {".env": "hidden"}
-    done = run(tree, "sh", "-c", "rm .env; exit 3")
+    failed = run(tree, "sh", "-c", "rm .env; exit 3")
+    assert failed.returncode == 3
+    denied = run(tree, "sh", "-c", "rm .env")
+    assert denied.returncode == 122
+    assert b".env" in denied.stderr
+    assert b"--allow-hidden" in denied.stderr
+    assert (tree / ".env").read_text() == "KEY=1\n"
+    assert run(tree, "sh", "-c", "rm .env", options=("--allow-hidden", "/.env")).returncode == 0
+    assert not (tree / ".env").exists()
+
+
+def test_what_a_rollback_could_not_bring_back_is_said(tree: Path) -> None:
+    with Workspace.open(tree, hide=HiddenFiles()):
+        pass
+    done = run(tree, "sh", "-c", "echo KEY=1 > .env; exit 3")
     assert done.returncode == 3
-    assert b".env is not as before the call" in done.stderr
-    (tree / ".env").write_text("KEY=1\n")
-    told = json.loads(run(tree, "sh", "-c", "rm .env; exit 3", options=("--json",)).stdout)
-    assert any(".env is not as before the call" in note for note in told["notes"])
+    assert b".env is hidden: it stays" in done.stderr
+    (tree / ".env").unlink()
+    told = json.loads(run(tree, "sh", "-c", "echo KEY=1 > .env; exit 3", options=("--json",)).stdout)
+    assert any(".env is hidden: it stays" in note for note in told["notes"])
 
 
 def test_in_a_subdirectory_it_is_over_the_workspace_above_and_begins_there(tree: Path) -> None:

@@ -136,10 +136,17 @@ class HiddenFilesPolicy(BasePolicy):
     """Calls cannot change the hidden files of the workspace, nor make a file that would be hidden.
 
     The filesystem is what hides files from tools and commands: ``Workspace.open(path, hide=HiddenFiles())``. Where it
-    hides nothing, every call is denied.
+    hides nothing, every call is denied. What matches ``allow``, globs as of `PathPolicy`, may be changed and made.
+    Without ``deny_new`` every file may be made.
     """
 
     name = "hidden_files"
+
+    def __init__(self, *, allow: Iterable[str] = (), deny_new: bool = True) -> None:
+        """Raises PromptValidationError for a bad pattern."""
+        self.allow = tuple(sorted(check_names(allow)))
+        self.deny_new = deny_new
+        self._allowed = covering(self.allow)
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         filesystem = context.filesystem
@@ -153,7 +160,9 @@ class HiddenFilesPolicy(BasePolicy):
         filesystem = context.filesystem
         if isinstance(filesystem, HidesFiles):
             for change in changes:
-                if filesystem.hides(change.path):
+                if change.before is None and not self.deny_new:
+                    continue
+                if filesystem.hides(change.path) and not self._allowed(change.path):
                     # It was there while the call ran, which may have read it.
                     if context.session.secrets is None:
                         context.session.secrets = Secrets()

@@ -15,6 +15,7 @@ from ringfence_workspace.transaction.changes import ScannedFiles
 from ringfence_workspace.transaction.detection import Detector
 from ringfence_workspace.transaction.git_at_work import is_in_git, is_new_object, wait_for_git
 from ringfence_workspace.transaction.heartbeat import GRACE_NS, LivenessFile
+from ringfence_workspace.transaction.hidden_copies import HiddenCopies
 from ringfence_workspace.transaction.hold import HoldDirectory, HoldHandle
 from ringfence_workspace.transaction.opaque_states import After, Base, ExcludedFile, ScanCommit, is_only_time
 from ringfence_workspace.transaction.restore import RestoreReport
@@ -33,11 +34,14 @@ MOST_LISTED = 20
 class OpaqueCalls:
     """What they share while an outermost call is open, and the rollback to each of its bases."""
 
-    def __init__(self, files: Confined, renames: Renames, scans: Scans, stamp: LivenessFile) -> None:
+    def __init__(
+        self, files: Confined, renames: Renames, scans: Scans, stamp: LivenessFile, copies: HiddenCopies
+    ) -> None:
         self._files = files
         self._renames = renames
         self._scans = scans
         self._stamp = stamp
+        self._copies = copies
         self.any_open = False
         """Whether one has begun in the outermost call."""
         self.contained = False
@@ -93,6 +97,11 @@ class OpaqueCalls:
         self._stamp.begun()
         self.any_open = True
 
+    def copy_hidden(self, call_id: str) -> None:
+        """Copy the hidden files, which a rollback of the outermost call restores. OSError: they cannot be kept."""
+        if self._scans.history.hidden is not None:
+            self._copies.make(self._scans.history.hidden, call_id)
+
     def sealed(self) -> None:
         """The outermost call has ended all its programs. What changes from now on is somebody else's."""
         self._stamp.pause()
@@ -100,6 +109,7 @@ class OpaqueCalls:
     def end(self) -> None:
         """The outermost call has ended."""
         self._stamp.stop()
+        self._copies.clear()
         self.any_open = self.contained = self._detector.calling = False
 
     def changes(self, base: Base, version: int) -> list[Change]:
@@ -108,6 +118,11 @@ class OpaqueCalls:
 
     def _changes(self, base: Base, after: After) -> list[Change]:
         changes = self._scans.changes(base.before, after)
+        hidden = self._scans.history.hidden
+        if self._copies.paths and hidden is not None:
+            found = {change.path: change for change in changes if change.path not in self._copies.paths}
+            found |= {change.path: change for change in self._copies.changes(hidden)}
+            changes = [found[path] for path in sorted(found)]
         refreshed = self._scans.refreshed_indexes(base.before, after)
         return [change for change in changes if change.path not in refreshed]
 
@@ -147,7 +162,7 @@ class OpaqueCalls:
 
         way = self._way(before, after, judge, hold)
         base.tried = {*way.items, *(tried or ())}
-        return self._go(way, note, self._scans.keep(before, after, way.items, tool=tool, call_id=call_id))
+        return self._go(way, hold, note, self._scans.keep(before, after, way.items, tool=tool, call_id=call_id))
 
     def recover(
         self,
@@ -175,6 +190,7 @@ class OpaqueCalls:
             ahead_ns = clock_ahead_ns(self._files.root)
         except OSError:
             ahead_ns = clock_ahead_ns(hold.make().descriptor, "clock")
+        self._copies.load(call_id)
         limit_ns = LivenessFile.last_ns(stamp_path) + ahead_ns + GRACE_NS
         judge = _ended(self._files, limit_ns, self._scans.kept_states(before, kept), opened)
         way = self._way(before, after, judge, hold)
@@ -183,7 +199,7 @@ class OpaqueCalls:
             aborted = self._scans.keep(before, after, way.items, tool=tool, call_id=call_id)
         else:
             aborted = self._scans.history.keeper.kept_as(kept)
-        return self._go(way, note, aborted)
+        return self._go(way, hold, note, aborted, limit_ns)
 
     def _way(self, before: ScanCommit, after: After, judge: Judge, hold: HoldHandle) -> TreeRollback:
         states, hidden = self._scans.store.states, self._scans.history.hidden
@@ -191,12 +207,16 @@ class OpaqueCalls:
             after = After(after.found, [one for one in after.differing if not is_new_object(one)])
         if before.git_stays:
             judge = _sparing_git(judge)
-        return TreeRollback(self._files, self._renames, hold, states, before, after, judge, hidden)
+        copied = self._copies.restorable
+        return TreeRollback(self._files, self._renames, hold, states, before, after, judge, hidden, copied)
 
-    def _go(self, way: TreeRollback, note: Note, aborted: Aborted) -> RestoreReport:
+    def _go(
+        self, way: TreeRollback, hold: HoldHandle, note: Note, aborted: Aborted, limit_ns: int | None = None
+    ) -> RestoreReport:
         told = [path or "the root" for path, item in sorted(way.items.items()) if not is_only_time(item)]
         note({"taking back": aborted.commit})
         done = way.run()
+        self._copies.restore(hold, done, limit_ns)
         self._scans.sync()
         done.notes[:0] = [*_rollback_notes(told, aborted), *aborted.notes]
         return done

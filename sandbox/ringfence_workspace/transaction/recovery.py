@@ -21,6 +21,7 @@ from ringfence_workspace.transaction.aborted_calls import RolledBackCall, noting
 from ringfence_workspace.transaction.call_log import Replay
 from ringfence_workspace.transaction.changes import TypedChanges, Written, states_inside
 from ringfence_workspace.transaction.heartbeat import RUNS, STAMP
+from ringfence_workspace.transaction.hidden_copies import remove_copies
 from ringfence_workspace.transaction.hold import DirectoryTimes, HoldDirectory, HoldHandle, describe_unknown
 from ringfence_workspace.transaction.interrupted_calls import KilledCall, note_killed
 from ringfence_workspace.transaction.opaque_calls import OpaqueCalls
@@ -136,6 +137,7 @@ class Recovery:
         if replay.call is None and replay.ended is not None:  # it may have been killed before it wrote the receipt
             self._note_killed(replay.ended, Recovered("finished", *replay.ended))
         log.busy = False
+        remove_copies(self._store)
         if is_needed:  # the next opening has to find the names of what is left
             return
         self._history.seal()
@@ -172,6 +174,7 @@ class Recovery:
             )
             recovered = Recovered("set aside", *replay.call, (), (*self._notes, said))
         log.append({"set aside": True})
+        remove_copies(self._store)
         self._history.seal()
         return recovered
 

@@ -226,6 +226,11 @@ class Transactions:
         self.undo.log.write({"process": process.to_json()})
         return self._opaque.stamp
 
+    def copy_hidden(self) -> None:
+        """Have a rollback of the open opaque call restore hidden files. OSError: they cannot be copied."""
+        if self._opaque is not None and self._opaque.any_open:
+            self._opaque.copy_hidden(self.undo.log.label[0])
+
     def commit(self, savepoint: Savepoint, receipt: Receipt) -> Step | None:
         if not savepoint.outermost:
             self._leave(savepoint)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ringfence.filesystem.paths import directories_above
 from ringfence_workspace.history.entries import Difference, Entry, blob_id, is_directory
@@ -44,7 +44,9 @@ class TreeRollback:
         after: After,
         judge: Judge,
         hidden: HiddenTree | None,
+        copied: Collection[str] = (),
     ) -> None:
+        """``copied`` are the hidden paths that have a copy, from which they are restored afterwards."""
         self.items: dict[str, Difference] = {}
         self.before = before
         self._files = files
@@ -53,6 +55,7 @@ class TreeRollback:
         self._after = after
         self._judge = judge
         self._hidden = hidden
+        self._copied = copied
         self._times_ns: dict[str, int] = {}
         """Of directories that somebody else has changed, the time that stays."""
         self._names: dict[int, list[str]] = {}
@@ -115,7 +118,12 @@ class TreeRollback:
 
     def _is_saved_anew(self, path: str, left: ExcludedFile) -> bool:
         here = self._files.look(path)
-        return here is not None and not left.is_at(here) and not self.before.paths_of({here.st_ino})
+        return (
+            path not in self._copied
+            and here is not None
+            and not left.is_at(here)
+            and not self.before.paths_of({here.st_ino})
+        )
 
     def _all(self) -> Iterator[Difference]:
         known = {item.path for item in self._after.differing}
@@ -323,7 +331,7 @@ class TreeRollback:
         """One line for each path that no scan covered and that is not as before."""
         for path, left in sorted(self.before.excluded.items()):
             here = self._files.look(path)
-            is_told = path in self._report.moved or path in self._report.displaced
+            is_told = path in self._copied or path in self._report.moved or path in self._report.displaced
             if not is_told and (here is None or not left.is_as_before(here)):
                 self._note(f"{path} is not as before the call: it is not covered ({left.reason})")
         for path in sorted(self._staying):

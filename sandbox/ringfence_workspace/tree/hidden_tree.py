@@ -84,6 +84,18 @@ class HiddenTree:
                     samples = (self._head(f"{beside}/{name}".lstrip("/")) for name in SAMPLES)
                     yield HiddenContent(file, head, b"\n".join(samples))
 
+    def entries(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Each path of `paths`, and all that is below hidden directories, with its status."""
+        for path in self.paths:
+            now = self._look(path)
+            if now is None:
+                continue
+            yield path, now
+            for at, directory, names in self._directories(path) if stat.S_ISDIR(now.st_mode) else ():
+                for name in names:
+                    with suppress(OSError):
+                        yield f"{at}/{name}", os.lstat(name, dir_fd=directory)
+
     def forget_paths(self) -> None:
         """A scan begins, which calls `sees` for all that there is, or for what is `looked_at`."""
         self._paths = {}
