@@ -18,7 +18,7 @@ from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence.failures import describe_error
 from ringfence.participants import Change
 from ringfence.policies.effects import HiddenFilesPolicy
-from ringfence_cli.exec_report import change_lines, exit_code, report_json, report_lines
+from ringfence_cli.exec_report import OURS, change_lines, exit_code, report_json, report_lines
 from ringfence_cli.options import (
     ASK,
     ASK_TIMEOUT,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ringfence.runtime.policy import Policy
     from ringfence_sandbox import CommandResult
 
-TIMED_OUT, OURS = 124, 125
+TIMED_OUT = 124
 LONGEST_SECONDS = 24 * 3600.0
 TAG = "exec"
 _JOINS = "the outer `ringfence exec` keeps or takes back what this command does"
@@ -114,6 +114,7 @@ class ExecCommand(Command):
 @click.command("exec", cls=ExecCommand)
 @THIS_DIRECTORY
 @click.option("--keep-on-error", is_flag=True, help="Keep what a command changed that ends with another code than 0.")
+@click.option("--discard", is_flag=True, help="Roll a failed command back also if not all of its files can be kept.")
 @click.option("--dry-run", is_flag=True, help="Take everything back at the end, and only say what it changed.")
 @click.option(
     "--interactive/--no-interactive",
@@ -177,6 +178,7 @@ class _Exec:
         *,
         directory: Path,
         keep_on_error: bool,
+        discard: bool,
         dry_run: bool,
         interactive: bool | None,
         timeout_seconds: float | None,
@@ -196,6 +198,7 @@ class _Exec:
         self.outer, self.limit = outer, timeout_seconds
         self.root = nearest_workspace(directory, quiet=quiet)
         self.cwd = os.path.relpath(os.path.realpath(directory), os.path.realpath(self.root))
+        self.discard = discard
         self.keep_on_error, self.dry_run, self.seconds = keep_on_error, dry_run, timeout_seconds or LONGEST_SECONDS
         self.podman, self.image, self.network = workspace == "podman", image, networks
         self.allowed = allowed
@@ -224,8 +227,9 @@ class _Exec:
                     before = workspace.newest
                     done = self._done(workspace, policies)
                     text = self._patch(workspace, before, done) if patch is not None else b""
-            except KeyboardInterrupt:
-                raise click.Abort("interrupted: the command has ended, and is rolled back") from None
+            except KeyboardInterrupt as error:
+                became = "; ".join(getattr(error, "__notes__", ["it is rolled back"]))
+                raise click.Abort(f"interrupted: the command has ended; {became}") from None
             except WorkspaceLockedError as error:
                 if not error.is_around:
                     raise
@@ -308,6 +312,7 @@ class _Exec:
             policies=policies,
             on_error=on_error,
             dry_run=self.dry_run,
+            discard=self.discard,
             streams="output" if self.invocation.wants_json else "inherited",
             tag=self.tag,
             title=self.title,

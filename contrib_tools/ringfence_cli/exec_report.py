@@ -15,23 +15,27 @@ if TYPE_CHECKING:
     from ringfence_sandbox import CommandResult
 
 DENIED = 122
+OURS = 125
 MAX_PATHS = 8
 
 
 def exit_code(done: CommandResult) -> int:
     """Return the exit code of `exec` for a command."""
+    if done.rollback_refused:
+        return OURS
     return DENIED if done.outcome == "denied" else done.exit_code
 
 
 def ended_by(done: CommandResult) -> str:
     """Return whose that exit code is."""
-    is_ours = done.outcome == "denied" or done.failure or done.not_started
+    is_ours = done.outcome == "denied" or done.rollback_refused or done.failure or done.not_started
     return "ringfence" if is_ours else "command"
 
 
 def report_lines(done: CommandResult) -> Iterator[str]:
     """Yield what a person is told."""
     what = {"committed": "kept", "denied": "denied, and taken back"}.get(done.outcome, "taken back")
+    what = "not taken back" if done.rollback_refused else what
     if not done.changes:
         yield "ringfence: nothing changed" if done.kept else f"ringfence: {_reason(done)}; nothing changed"
     else:
@@ -68,6 +72,7 @@ def report_json(done: CommandResult) -> Mapping[str, object]:
         "step": None if done.step is None else done.step.number,
         "changes": [change_json(change) for change in done.changes],
         "notes": [*done.notes],
+        "rollback_refused": done.rollback_refused,
         "leftovers": done.leftovers,
         "stdout": done.stdout,
         "stderr": done.stderr,

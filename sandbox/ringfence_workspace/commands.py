@@ -188,6 +188,10 @@ class CommandResult:
     """Of "stdout" and "stderr", if it is not whole here: the file on this machine with all of it. The newest 100 such
     files of a workspace are kept."""
 
+    rollback_refused: bool = False
+    """Whether it failed, and its changes stay: of what a rollback would have removed, no copy could be kept. The notes
+    name it."""
+
     @property
     def kept(self) -> bool:
         """Whether what it did was kept."""

@@ -515,6 +515,12 @@ class HostFilesystem(Transactional):
             self._admit()
             self._transactions.copy_hidden()
 
+    def refuse_rollback(self) -> Sequence[str]:
+        """Have the rollback of the running opaque call leave everything as it is, if it could not keep a copy of all
+        that it removes. Return the paths that it could not keep. OSError: the tree cannot be read."""
+        with self.lock.mutex:
+            return self._transactions.refuse_rollback()
+
     def look(self, paths: tuple[str, ...] | None) -> bytes:
         """Have the history have the tree as it is, or these paths of it. Return what it cannot have, for `adopt`.
 

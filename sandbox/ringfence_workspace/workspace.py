@@ -425,6 +425,7 @@ class Workspace(WorkspaceHistory):
         policies: Sequence[Policy] = (),
         on_error: OnError = "rollback",
         dry_run: bool = False,
+        discard: bool = False,
         leave_running: bool = False,
         cancellation: Cancellation | None = None,
         streams: Streams = "captured",
@@ -438,9 +439,11 @@ class Workspace(WorkspaceHistory):
         machine (`systemd-run`, `at`) or another user runs for it goes on. A command that fails is rolled back, unless
         ``on_error="keep"``; one that took longer than ``timeout_seconds`` is in any case. ``policies`` are asked about
         the changes of one that is to be kept. A change of a hidden file is denied, unless a `HiddenFilesPolicy` among
-        them says otherwise, and a rollback restores it. ``dry_run`` rolls back always. ``cwd`` is a directory of the
-        workspace. ``tag`` is the tool that the step names, and ``title`` stands behind it in a log: by default the
-        command, shortened. With ``streams="output"`` the command has the standard input of this
+        them says otherwise, and a rollback restores it. ``dry_run`` rolls back always. If a failed command has made or
+        changed files of which no copy can be kept, such as those above 256 MiB, all of its changes stay, unless they
+        are to be ``discard``ed. ``cwd`` is a directory of the workspace. ``tag`` is the tool that the step names, and
+        ``title`` stands behind it in a log: by default the command, shortened. With ``streams="output"`` the command
+        has the standard input of this
         process, and with "inherited" its output, too, of which the result has nothing then.
 
         Within a tool call, whose tool has to be opaque, it is part of that.
@@ -458,7 +461,7 @@ class Workspace(WorkspaceHistory):
         request = command_request(
             command, shell=shell, cwd=cwd, env=env or {}, stdin=stdin, timeout_seconds=timeout_seconds
         )
-        rules = CommandRules(policies, on_error, dry_run)
+        rules = CommandRules(policies, on_error, dry_run, discard)
         return self._commands.run(
             request,
             rules,

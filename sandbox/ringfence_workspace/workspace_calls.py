@@ -203,6 +203,16 @@ class WorkspaceTransaction:
             self._report = self._transaction.rollback()
         return self._report
 
+    def refuse_rollback(self) -> Sequence[str]:
+        """Have the changes stay if the rollback, which comes next, could not keep all that it removes. Return the paths
+        that it could not keep."""
+        self._seal()
+        try:
+            return self._filesystem.refuse_rollback()
+        except OSError:
+            logger.warning("the failed call %s is rolled back, whatever can be kept of it", self._tag, exc_info=True)
+            return ()
+
     @contextmanager
     def running(self) -> Generator[Self]:
         """The block. Raises CallDeniedError for what a policy denies, and what `tool_transaction` raises."""

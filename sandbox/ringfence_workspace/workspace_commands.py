@@ -34,6 +34,8 @@ OnError: TypeAlias = Literal["rollback", "keep"]
 Streams: TypeAlias = Literal["captured", "output", "inherited"]
 """Which streams of a command are not those of this process: all, only its output, or none."""
 TAG = "run"
+STAYS = "its changes stay, since no copy of all of them could be kept"
+"""A note of the error that ended a command."""
 KEPT_OUTPUT_BYTES = 64 << 20
 """Of each stream of a command; only its ends are in the result."""
 
@@ -74,6 +76,8 @@ class CommandRules:
     policies: Sequence[Policy] = ()
     on_error: OnError = "rollback"
     dry_run: bool = False
+    discard: bool = True
+    """Whether a failed command is rolled back where not all that this removes can be kept."""
 
     def __post_init__(self) -> None:
         if self.on_error not in ("rollback", "keep"):
@@ -116,12 +120,19 @@ def transact(
 ) -> CommandResult:
     """Run a command by ``execute()`` in a transaction; its result, with what became of its changes."""
     result: CommandResult | None = None
+    unkept: Sequence[str] = ()
     try:
         with call.running():
-            result = execute()
-            call.result = ToolResult.ok(result, f"exit code {result.exit_code}")
-            if not rules.keeps(result):
-                raise CommandNotKeptError(result)
+            try:
+                result = execute()
+                call.result = ToolResult.ok(result, f"exit code {result.exit_code}")
+                if not rules.keeps(result):
+                    raise CommandNotKeptError(result)
+            except BaseException as error:
+                unkept = () if rules.discard or rules.dry_run else call.refuse_rollback()
+                if unkept:
+                    error.add_note(STAYS)
+                raise
     except CommandNotKeptError:
         pass
     except CallDeniedError:
@@ -130,14 +141,16 @@ def transact(
     assert result is not None
     receipt = call.receipt
     assert receipt is not None
+    stays = receipt.outcome == "committed" or bool(unkept)
     return replace(
         result,
-        changed_paths=tuple(change.path for change in receipt.changes) if receipt.outcome == "committed" else (),
+        changed_paths=tuple(change.path for change in receipt.changes) if stays else (),
         outcome=receipt.outcome,
         changes=receipt.changes,
         step=call.step,
         receipt=receipt,
         notes=tuple(call.report.messages()),
+        rollback_refused=bool(unkept),
     )
 
 

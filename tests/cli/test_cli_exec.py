@@ -219,6 +219,17 @@ def test_at_a_terminal_a_failure_stays_unless_a_person_says_otherwise(tree: Path
     assert steps(tree) == (["exec"] if stays else [])
 
 
+def test_what_cannot_be_kept_is_not_taken_back_unless_it_is_to_be_discarded(tree: Path) -> None:
+    script = "truncate -s 300M large; exit 3"
+    refused = run(tree, "sh", "-c", script)
+    assert refused.returncode == 125
+    assert b"large" in refused.stderr
+    assert (tree / "large").exists()
+    (tree / "large").unlink()
+    assert run(tree, "sh", "-c", script, options=("--discard",)).returncode == 3
+    assert not (tree / "large").exists()
+
+
 def test_a_hidden_file_is_restored_and_a_change_of_it_has_to_be_allowed(tree: Path) -> None:
     (tree / ".env").write_text("KEY=1\n")
     with Workspace.open(tree, hide=HiddenFiles()) as workspace:

@@ -22,7 +22,7 @@ from ringfence.errors import CallCancelledError, CallDeniedError, TransactionErr
 from ringfence.limits import Cancellation
 from ringfence.prompt import ApprovalPolicy, ApprovalRequest, DeletionLimitPolicy, PathPolicy
 from ringfence.runtime import tool_transaction
-from ringfence_sandbox import Workspace
+from ringfence_sandbox import ScanLimits, Workspace
 
 BEAT = "while :; do date +%N > beat; sleep 0.02; done"
 """For a shell: it writes into the tree as long as it lives."""
@@ -89,6 +89,45 @@ def test_on_error_keep_keeps_a_failure_but_never_a_timeout(root: Path, workspace
     before = shape(root)
     late = workspace.run("echo more >> a; sleep 60", shell=True, on_error="keep", timeout_seconds=0.3)
     assert (late.exit_code, late.timed_out, late.outcome) == (124, True, "failed")
+    assert shape(root) == before
+
+
+def test_a_rollback_that_cannot_keep_what_it_removes_does_not_happen_unless_it_is_to_be_discarded(
+    root: Path, tmp_path: Path
+) -> None:
+    with Workspace.open(root, store=tmp_path / "store", limits=ScanLimits(max_file_bytes=1000)) as workspace:
+        before = shape(root)
+        script = "head -c 2000 /dev/zero > large; echo two > a; mkfifo p; exit 3"
+        thrown = workspace.run(script, shell=True, discard=True)
+        assert (thrown.outcome, thrown.rollback_refused) == ("failed", False)
+        assert shape(root) == before
+        assert workspace.run(script, shell=True, dry_run=True).rollback_refused is False
+        denied = workspace.run(script, shell=True, on_error="keep", policies=[PathPolicy(deny=["a"])])
+        assert denied.outcome == "denied"
+        assert shape(root) == before
+        refused = workspace.run(script, shell=True)
+        assert (refused.exit_code, refused.outcome, refused.kept, refused.rollback_refused) == (
+            3,
+            "failed",
+            False,
+            True,
+        )
+        assert refused.changed_paths == ("a", "large", "p")
+        assert "large" in " ".join(refused.notes)
+        assert (root / "large").stat().st_size == 2000
+        assert (root / "a").read_text() == "two\n"
+        assert refused.receipt is not None
+        assert "large" in refused.receipt.message
+        later = workspace.run("echo three > a; exit 1", shell=True)
+        assert later.rollback_refused is False, "only what the command itself did counts"
+        assert (root / "a").read_text() == "two\n"
+    with Workspace.open(root, store=tmp_path / "store") as workspace:
+        assert workspace.recovered is None
+
+
+def test_a_command_that_leaves_only_pipes_and_sockets_is_rolled_back(root: Path, workspace: Workspace) -> None:
+    before = shape(root)
+    assert workspace.run("mkfifo p; exit 3", shell=True).rollback_refused is False
     assert shape(root) == before
 
 

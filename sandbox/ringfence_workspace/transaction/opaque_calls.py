@@ -17,7 +17,14 @@ from ringfence_workspace.transaction.git_at_work import is_in_git, is_new_object
 from ringfence_workspace.transaction.heartbeat import GRACE_NS, LivenessFile
 from ringfence_workspace.transaction.hidden_copies import HiddenCopies
 from ringfence_workspace.transaction.hold import HoldDirectory, HoldHandle
-from ringfence_workspace.transaction.opaque_states import After, Base, ExcludedFile, ScanCommit, is_only_time
+from ringfence_workspace.transaction.opaque_states import (
+    MOST_LISTED,
+    After,
+    Base,
+    ExcludedFile,
+    ScanCommit,
+    is_only_time,
+)
 from ringfence_workspace.transaction.restore import RestoreReport
 from ringfence_workspace.transaction.scans import Scans
 from ringfence_workspace.transaction.tree_rollback import Judge, TreeRollback
@@ -27,8 +34,6 @@ from ringfence_workspace.tree.state import Json
 
 Note = Callable[[Mapping[str, Json]], None]
 """Writes a record into the log, if there is room."""
-MOST_LISTED = 20
-"""Paths in a note; the rest is counted."""
 
 
 class OpaqueCalls:
@@ -143,6 +148,13 @@ class OpaqueCalls:
             after = self._scans.disarmed(base.before, after)
         base.seen = version, after
         return after
+
+    def unkept(self, base: Base, version: int, hold: HoldHandle) -> list[str]:
+        """The paths of which a rollback to where a call began would keep no copy. OSError: the tree cannot be read."""
+        after = base.seen_at(version) or self._look(base, version)
+        after, _ = self._scans.made_readable(base.before, after)
+        way = self._way(base.before, after, lambda item, here: True, hold)
+        return self._scans.unkept(base.before, after, way.items.keys())
 
     def roll_back(
         self, base: Base, version: int, hold: HoldHandle, note: Note, *, tool: str, call_id: str

@@ -20,6 +20,9 @@ from ringfence_workspace.history.stat_cache import (
 from ringfence_workspace.tree.extended_attributes import Attributes
 from ringfence_workspace.tree.linked_worktrees import LINKED_WORKTREE
 
+MOST_LISTED = 20
+"""Paths in a note; the rest is counted."""
+
 
 def is_only_time(item: Difference) -> bool:
     """Whether it is a directory of which only the time differs, as it does after anything that was done in it."""
@@ -171,6 +174,13 @@ class Base:
     """The paths of the call, once a way back was begun."""
     is_denied: bool = False
     """Of a call that is adopted: whether it is to be taken back. Whatever else goes wrong, what it did stays."""
+    left_note: str = ""
+    """Why a rollback leaves what the call did, in words. Empty: it does not."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether a rollback leaves what the call did."""
+        return bool(self.left_note) or (self.before.adopted and not self.is_denied)
 
     def looked(self, how: Detection) -> None:
         """Another look was made so."""

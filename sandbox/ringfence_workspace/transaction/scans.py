@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -44,6 +44,8 @@ from ringfence_workspace.tree.linked_worktrees import LINKED_WORKTREE, is_open_w
 KEPT_BYTES = 1 << 30
 """Of one call's new files: beyond it only names and hashes are kept of what is taken back."""
 _HASHED_BYTES = 1 << 30
+_WITH_CONTENT: Collection[Exclusion] = frozenset[Exclusion]({"too large", "too many files", "too deep", "unreadable"})
+"""Why scans leave something out that may have bytes which are nowhere else. (What is hidden is in no history.)"""
 _NAMES_BYTES = 1 << 14
 """What it takes, for a few paths, to keep that they were there at all."""
 
@@ -405,6 +407,18 @@ class Scans:
             info = CommitInfo("aborted", datetime.now(UTC), tool, call_id, opaque=True)
             kept = self.history.keeper.keep(states, info, after=before.prepared)
         return replace(kept, notes=tuple(notes))
+
+    def unkept(self, before: ScanCommit, after: After, taken: Collection[str]) -> list[str]:
+        """The files among these paths that `keep` could not keep: there is no room, or no scan covers them."""
+        lost = [
+            path for path in sorted(after.found.excluded.keys() & taken) if after.found.excluded[path] in _WITH_CONTENT
+        ]
+        has_room = before.room >= _NAMES_BYTES
+        for path, _, now in after.differing:
+            oid = None if now is None else now.oid
+            if path in taken and oid is not None and not (has_room and self._has(oid)):
+                lost.append(path)
+        return lost
 
     def kept_states(self, before: ScanCommit, commit: str | None) -> dict[str, Entry]:
         """What a kept commit has of the paths that a call had changed."""

@@ -19,6 +19,7 @@ from ringfence_workspace.history.log import Log
 from ringfence_workspace.transaction.aborted_calls import RolledBackCall, noting_failure
 from ringfence_workspace.transaction.call_log import CallLog
 from ringfence_workspace.transaction.changes import ScannedFiles, TypedChanges
+from ringfence_workspace.transaction.opaque_states import MOST_LISTED
 from ringfence_workspace.transaction.read_set import stale, written_meanwhile
 from ringfence_workspace.transaction.records import Epoch, UndoRecord
 from ringfence_workspace.transaction.restore import Make, Restore, RestoreReport, is_full
@@ -231,6 +232,21 @@ class Transactions:
         if self._opaque is not None and self._opaque.any_open:
             self._opaque.copy_hidden(self.undo.log.label[0])
 
+    def refuse_rollback(self) -> Sequence[str]:
+        """Have the rollback of the open opaque call, if it is outermost, leave everything as it is where it could not
+        keep all that it removes. The paths that it could not keep. OSError: the tree cannot be read."""
+        savepoint = self.undo.savepoints[-1]
+        if self._opaque is None or savepoint.base is None or not savepoint.outermost:
+            return ()
+        self.undo.find_holding()
+        paths = self._opaque.unkept(savepoint.base, self.undo.version, self.undo.hold)
+        if paths:
+            more = f" and {len(paths) - MOST_LISTED} more" if len(paths) > MOST_LISTED else ""
+            savepoint.base.left_note = (
+                f"not rolled back, since no copy could be kept of {', '.join(paths[:MOST_LISTED])}{more}"
+            )
+        return paths
+
     def commit(self, savepoint: Savepoint, receipt: Receipt) -> Step | None:
         if not savepoint.outermost:
             self._leave(savepoint)
@@ -333,8 +349,8 @@ class Transactions:
             if self.power and self.undo.log.begun:  # before the next record puts on the disk that it is undone
                 sync_filesystem(self.files.root)
             self._note_restored(savepoint, report)
-        elif savepoint.base.before.adopted and not savepoint.base.is_denied:
-            notes, report = list[str](), RestoreReport()
+        elif savepoint.base.stays:
+            notes, report = [*filter(None, [savepoint.base.left_note])], RestoreReport()
         else:
             notes, report = list[str](), self._go_to_base(savepoint, savepoint.base)
         self.undo.read_set.clear()
