@@ -191,9 +191,9 @@ def _line(record: GuardedCallRecord) -> str:
 def show(number: int, aborted: bool, directory: Path) -> None:
     """Show the patch of step N."""
     with _failures():
-        answer = ask_guard(guarded_root(directory), {"kind": "show", "number": number, "aborted": aborted})
-        assert answer is not None
-        put_diff(answer["patch"].encode("latin-1"))
+        with Workspace.open(guarded_root(directory), read_only=True) as workspace:
+            found = workspace.aborted_step(number) if aborted else workspace.show(number)
+        put_diff(found.patch)
 
 
 @guard.command(cls=PathsCommand)
@@ -219,7 +219,7 @@ def undo(n: int | None, session: bool, prompt: bool, directory: Path) -> None:
 @guard.command()
 @HERE
 def stop(directory: Path) -> None:
-    """Stop the guard, so that other commands can open the directory. The next event of an agent starts it again."""
+    """Stop the guard. The next event of an agent starts it again."""
     with _failures():
         put_line("stopped" if stop_guard(guarded_root(directory)) else "no guard runs here")
 
@@ -236,5 +236,7 @@ def _failures() -> Generator[None]:
     """Raise click's errors for those of a guard."""
     try:
         yield
+    except LookupError as error:
+        raise NotStartedError(str(error.args[0])) from None
     except (OSError, ValueError) as error:
         raise NotStartedError(str(error) if isinstance(error, ValueError) else describe_error(error)) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from ringfence.errors import WorkspaceLockedError
 from ringfence.runtime.policy import Policy
 from ringfence_guard import wording
 from ringfence_guard.answers import HookAnswer, can_take_context
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 MAX_TITLE = 100
 """The most characters of a call's arguments in the line of its step."""
+HOOK_SECONDS = 96.0
+"""How long an agent waits for an answer if nothing else is said."""
+POLL_SECONDS = 0.02
 OWN_TOOLS = ("mcp__ringfence", "mcp_ringfence", "ringfence_")
 """Tools of `ringfence serve`, which are transactions already."""
 
@@ -66,22 +70,25 @@ class CallGroup:
 
 
 class GuardedCalls:
-    """The calls on one opened workspace. Threads may hand events over at once."""
+    """The calls on one workspace. It is open but while somebody else has it. Threads may hand events over at once."""
 
     def __init__(
         self,
-        workspace: Workspace,
+        root: str | os.PathLike[str],
         log: GuardLog,
         *,
+        open_workspace: Callable[[], Workspace],
         policies: Sequence[Policy] = (),
         settings: GuardSettings | None = None,
         overlap_seconds: float = 10.0,
         verdict_seconds: float = 5.0,
     ) -> None:
-        """``overlap_seconds`` is how long a call that may change any file waits for another one to end;
-        ``verdict_seconds`` is how long the end of one waits for those that it overlaps."""
-        self._workspace = workspace
-        self._root = os.path.realpath(workspace.root)
+        """``overlap_seconds`` is how long a call that may change any file waits for another one to end, and any call
+        for a command of a person that has the workspace; ``verdict_seconds`` is how long the end of one waits for
+        those that it overlaps, and a person's command for the end of a call."""
+        self._open_workspace = open_workspace
+        self._opened: Workspace | None = None
+        self._root = os.path.realpath(root)
         self._log = log
         self._settings = GuardSettings() if settings is None else settings
         self._own_files = OwnFilesPolicy(Path(self._root))
@@ -102,14 +109,64 @@ class GuardedCalls:
         with self._turn:
             return [call.event for call in self._all_open()]
 
-    def handle(self, event: HookEvent) -> HookAnswer:
-        """Take an event, and return the answer to it.
+    @property
+    def _workspace(self) -> Workspace:
+        """Raises WorkspaceLockedError while somebody else has it, and as `Workspace.open`."""
+        if self._opened is None:
+            self._opened = self._open_workspace()
+        return self._opened
+
+    def open(self, patience_seconds: float = 0.0) -> None:
+        """Open the workspace, unless it is open; wait for somebody else who has it.
 
         Raises:
+            WorkspaceLockedError: somebody else has it still.
+            OSError, RingfenceError, ValueError: as `Workspace.open`.
+        """
+        until = monotonic() + patience_seconds
+        with self._turn:
+            while self._opened is None:
+                try:
+                    self._opened = self._open_workspace()
+                except WorkspaceLockedError:
+                    if monotonic() > until:
+                        raise
+                    self._turn.wait(POLL_SECONDS)
+
+    def close(self) -> None:
+        """Close the workspace. The next event that needs it opens it again. Raises OSError."""
+        with self._turn:
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None
+
+    def lend(self, wait: Callable[[], None]) -> str:
+        """Close the workspace for somebody else, and wait until that one has it.
+
+        Return why that is not done, as the end of a sentence that begins with who has the workspace; else nothing.
+        Raises as `handle`.
+        """
+        until = monotonic() + self._verdict_seconds
+        with self._turn:
+            while (calls := self._all_open()) and (left := until - monotonic()) > 0:
+                self._turn.wait(left)
+            if calls:
+                return f"`ringfence guard`, which watches a call of {calls[0].event.agent} ({calls[0].event.arguments})"
+            if self._opened is not None:
+                self._judge_loose()
+            self.close()
+            wait()
+            return ""
+
+    def handle(self, event: HookEvent, *, patience_seconds: float = HOOK_SECONDS) -> HookAnswer:
+        """Take an event, and return the answer to it. The agent waits so long for it.
+
+        Raises:
+            WorkspaceLockedError: somebody else has the workspace.
             OSError, RingfenceError, ValueError: the files cannot be looked at, or the history not be written.
         """
         with self._turn:
-            answer = self._take(event)
+            answer = self._take(event, patience_seconds)
             self._turn.notify_all()
         return answer
 
@@ -135,7 +192,10 @@ class GuardedCalls:
         """
         with self._turn:
             if numbers:
-                done = [self._workspace.undo(step=number, paths=paths) for number in sorted(numbers, reverse=True)]
+                there = sorted({step.number for step in self._workspace.steps()}.intersection(numbers), reverse=True)
+                if not there:
+                    raise LookupError("the history has none of these steps any more")
+                done = [self._workspace.undo(step=number, paths=paths) for number in there]
             else:
                 done = [self._workspace.undo(n or 1, session=sessions, paths=paths)]
             steps = [one.step.number for one in done if one.step is not None]
@@ -145,18 +205,18 @@ class GuardedCalls:
             self._log.append(record)
             return text
 
-    def _take(self, event: HookEvent) -> HookAnswer:
+    def _take(self, event: HookEvent, patience: float) -> HookAnswer:
         key = event.actor[:2]
         answer = HookAnswer()
         if event.tool.startswith(OWN_TOOLS):
             return answer
         if event.phase == "before":
-            answer = self._begin(event)
+            answer = self._begin(event, min(self._overlap_seconds, patience / 2))
         elif event.phase in ("after", "failed"):
             answer = HookAnswer(verdict=self._end(event))
         elif event.phase == "prompt" and not event.subagent:
             if (asked := wording.asked_undo(event.prompt)) is not None:
-                return self._undo_prompt(event, asked)
+                return self._undo_prompt(event, asked, patience / 2)
             self._settle(call for call in self._all_open() if self._has_passed(call, event))
         elif event.phase in ("stop", "batch_end", "subagent_end"):
             self._settle(call for call in self._all_open() if call.event.actor == event.actor)
@@ -171,21 +231,22 @@ class GuardedCalls:
 
     # The beginning of a call.
 
-    def _begin(self, event: HookEvent) -> HookAnswer:
+    def _begin(self, event: HookEvent, patience: float) -> HookAnswer:
         if event.is_background and self._settings.deny_background:
             self._log.append(GuardedCallRecord.of("refused", event, note="in the background"))
             return HookAnswer(denial=wording.NO_BACKGROUND)
-        self._settle(call for call in self._all_open() if self._is_proved_over(call, event))
         paths = None if event.paths is None else self._inside(event.paths)
         if paths == ():
             return HookAnswer()
+        self.open(patience)
+        self._settle(call for call in self._all_open() if self._is_proved_over(call, event))
         if paths is not None:
             if self._group is None:
                 self._judge_loose()
             self._own_files.refresh()
             self._file_calls.append(OpenCall(event, self._workspace.begin_look(paths=paths), paths))
             return HookAnswer()
-        until = monotonic() + self._overlap_seconds
+        until = monotonic() + patience
         while self._group is not None and (left := until - monotonic()) > 0:
             self._turn.wait(left)
         if self._group is None:
@@ -380,10 +441,14 @@ class GuardedCalls:
 
     # Undo by a prompt.
 
-    def _undo_prompt(self, event: HookEvent, n: int) -> HookAnswer:
+    def _undo_prompt(self, event: HookEvent, n: int, patience: float) -> HookAnswer:
         key = (event.agent, event.session_id, event.prompt_id)
         if event.prompt_id and key in self._undone:
             return HookAnswer()
+        try:
+            self.open(min(self._overlap_seconds, patience))
+        except WorkspaceLockedError as error:
+            return HookAnswer(denial=f"ringfence guard: {error}")
         self._undone.add(key)
         self._settle(call for call in self._all_open() if call.event.actor == event.actor)
         own = [step for step in self._workspace.steps() if step.session_id == event.session_id and step.tool != "undo"]

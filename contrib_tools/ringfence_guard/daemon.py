@@ -16,16 +16,17 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, cast
 
 import click
 
-from ringfence.errors import RingfenceError
+from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence.failures import describe_error
 from ringfence_guard.answers import format_answer
-from ringfence_guard.calls import GuardedCalls
+from ringfence_guard.calls import HOOK_SECONDS, GuardedCalls
 from ringfence_guard.events import AgentName, HookEvent, parse_event
 from ringfence_guard.guard_log import GuardLog
 from ringfence_guard.settings import guard_directory, load_settings
@@ -38,6 +39,10 @@ MAX_LINE = 64 << 20
 IDLE_SECONDS = 600.0
 """How long a guard stays after the last session has ended."""
 POLL_SECONDS = 1.0
+RELEASE_QUESTION = b'{"kind": "release"}\n'
+"""What `Workspace.open` asks."""
+LOCK_SECONDS = 5.0
+"""How long somebody else may take to lock a workspace that was handed over."""
 
 
 class SessionProcesses:
@@ -76,8 +81,8 @@ class SessionProcesses:
 class GuardServer:
     """Answers on a socket until it is stopped, or nobody has asked anything for a while."""
 
-    def __init__(self, workspace: Workspace, calls: GuardedCalls, log: GuardLog, idle_seconds: float) -> None:
-        self._workspace, self._calls, self._log = workspace, calls, log
+    def __init__(self, root: str, calls: GuardedCalls, log: GuardLog, idle_seconds: float) -> None:
+        self._root, self._calls, self._log = root, calls, log
         self._idle_seconds = idle_seconds
         self._sessions = SessionProcesses()
         self._stopped = threading.Event()
@@ -87,7 +92,6 @@ class GuardServer:
         self._last_events: dict[str, str] = {}
         self._commands: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "status": self._status,
-            "show": self._show,
             "undo": self._undo,
             "stop": self._stop,
         }
@@ -125,11 +129,32 @@ class GuardServer:
         try:
             with connection, suppress(OSError):
                 if _peer(connection) == os.getuid():
-                    connection.sendall(self._respond(_line(connection)))
+                    line = _line(connection)
+                    if line == RELEASE_QUESTION:
+                        self._release(connection)
+                    else:
+                        connection.sendall(self._respond(line))
         finally:
             with self._count:
                 self._active -= 1
                 self._used = monotonic()
+
+    def _release(self, connection: socket.socket) -> None:
+        """Hand the workspace over. Who asked closes the connection when it has the lock."""
+
+        def wait() -> None:
+            connection.sendall(b'{"released": true}\n')
+            connection.settimeout(LOCK_SECONDS)
+            with suppress(TimeoutError):
+                connection.recv(1)
+
+        try:
+            holder = self._calls.lend(wait)
+        except (RingfenceError, OSError, ValueError) as error:
+            _say(describe_error(error))
+            holder = f"`ringfence guard`, which cannot close it: {describe_error(error)}"
+        if holder:
+            connection.sendall(json.dumps({"holder": holder}).encode() + b"\n")
 
     def _respond(self, line: bytes) -> bytes:
         """To a hook, its exit code and the length of its output, and both outputs; to a command, an object."""
@@ -161,7 +186,7 @@ class GuardServer:
         if event.session_id:
             self._sessions.watch(session, int(given.get("process") or 0))
         try:
-            answer = self._calls.handle(event)
+            answer = self._calls.handle(event, patience_seconds=float(given.get("seconds") or HOOK_SECONDS))
         except (RingfenceError, OSError, ValueError) as error:
             return self._failed(event, error)
         if event.phase == "session_end":
@@ -183,7 +208,7 @@ class GuardServer:
     def _status(self, given: Mapping[str, Any]) -> dict[str, Any]:
         calls = [f"{event.agent} {event.tool}: {event.arguments}" for event in self._calls.open_calls]
         status = {
-            "root": str(self._workspace.root),
+            "root": self._root,
             "process": os.getpid(),
             "sessions": len(self._sessions),
             "open_calls": calls,
@@ -191,14 +216,10 @@ class GuardServer:
         }
         return {"status": status}
 
-    def _show(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        number = int(given["number"])
-        found = self._workspace.aborted_step(number) if given.get("aborted") else self._workspace.show(number)
-        return {"patch": found.patch.decode("latin-1"), "tool": found.step.tool, "at": str(found.step.created_at)}
-
     def _undo(self, given: Mapping[str, Any]) -> dict[str, Any]:
         paths: Sequence[str] | None = given.get("paths")
         if not given.get("by"):
+            self._calls.open(LOCK_SECONDS)
             return {"text": self._calls.undo([], None, int(given.get("n") or 1), paths)}
         records = [one for one in self._log.read() if one.kind == "kept" and one.step is not None]
         if not records:
@@ -209,8 +230,8 @@ class GuardServer:
             for one in records
             if one.session_id == last.session_id and (given["by"] == "session" or one.prompt_id == last.prompt_id)
         }
-        numbers &= {step.number for step in self._workspace.steps()}
-        return {"text": self._calls.undo(sorted(number for number in numbers if number is not None), paths=paths)}
+        self._calls.open(LOCK_SECONDS)
+        return {"text": self._calls.undo([number for number in numbers if number is not None], paths=paths)}
 
     def _stop(self, given: Mapping[str, Any]) -> dict[str, Any]:
         self.stop()
@@ -230,17 +251,21 @@ def serve(root: str, idle_seconds: float = IDLE_SECONDS) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return 0
+        log = GuardLog(directory)
         try:
             settings = load_settings(root)
             policies = policies_of(Path(root), settings.policies)
-            workspace = stack.enter_context(Workspace.open(root))
+            calls = GuardedCalls(
+                root, log, open_workspace=partial(Workspace.open, root), policies=policies, settings=settings
+            )
+            stack.callback(calls.close)
+            with suppress(WorkspaceLockedError):  # it is opened when it is needed
+                calls.open()
         except (RingfenceError, OSError, ValueError, click.ClickException) as error:
             words = error.format_message() if isinstance(error, click.ClickException) else describe_error(error)
             _say(words)
             return 2
-        log = GuardLog(directory)
-        calls = GuardedCalls(workspace, log, policies=policies, settings=settings)
-        server = GuardServer(workspace, calls, log, idle_seconds)
+        server = GuardServer(root, calls, log, idle_seconds)
 
         def stop(number: int, frame: object) -> None:
             server.stop()

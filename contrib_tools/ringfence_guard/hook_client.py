@@ -199,8 +199,9 @@ def answered(words: list[str], event: bytes, deadline: float) -> bytes | None:
             return None  # nothing is begun for an end
         connection = start(directory, state, root, min(deadline, time.monotonic() + START_SECONDS))
     try:
-        head = f'{{"kind": "event", "agent": "{words[0]}", "process": {agent_process()}, "payload": '.encode()
-        return exchange(connection, head + event.replace(b"\n", b" ").replace(b"\r", b" ") + b"}\n", deadline)
+        head = f'{{"kind": "event", "agent": "{words[0]}", "process": {agent_process()}, '
+        head += f'"seconds": {deadline - time.monotonic():.3f}, "payload": '
+        return exchange(connection, head.encode() + event.replace(b"\n", b" ").replace(b"\r", b" ") + b"}\n", deadline)
     finally:
         connection.close()
 

@@ -24,6 +24,7 @@ from pathlib import PurePath
 from ringfence.errors import WorkspaceLockedError
 from ringfence.escapes import escape_path
 from ringfence_workspace.call_process import CALL_VARIABLE
+from ringfence_workspace.handover import released
 from ringfence_workspace.tree.kernel import FORKS
 from ringfence_workspace.tree.linked_worktrees import is_linked_worktree
 from ringfence_workspace.tree.places import not_written, store_of
@@ -131,6 +132,17 @@ class RootLock:
         """In a forked child: let go of the copies, so that the lock ends with the parent."""
         self.forked = True
         self.close()
+
+
+def lock_root(root: int, path: str, store: str) -> RootLock:
+    """Lock a root. A holder that needs it now and then only hands it over. Raises as `RootLock` does."""
+    try:
+        return RootLock(root, path, store)
+    except WorkspaceLockedError:
+        with released(path, store) as is_handed_over:
+            if not is_handed_over:
+                raise
+            return RootLock(root, path, store)
 
 
 _open_locks: weakref.WeakSet[RootLock] = weakref.WeakSet()

@@ -14,7 +14,7 @@ from ringfence_workspace.history.hidden_rule import note_new_store, remember_rul
 from ringfence_workspace.history.scan import DEFAULT_LIMITS, Progress, ScanLimits, no_progress
 from ringfence_workspace.history.store import FOLDER, Store
 from ringfence_workspace.history.store_roots import check_format, note_format, record_root, replaced
-from ringfence_workspace.locking import RootLock, check_locks
+from ringfence_workspace.locking import RootLock, check_locks, lock_root
 from ringfence_workspace.outputs import KeptOutputs
 from ringfence_workspace.transaction.detection import Detect, DetectionLimits, Detector
 from ringfence_workspace.transaction.heartbeat import STAMP, LivenessFile
@@ -103,7 +103,7 @@ class Opened:
         self.outputs = KeptOutputs(os.path.join(store, "outputs"))
         check_format(store)
         self.files.holds = set()
-        self._lock = RootLock(self._descriptor, self.root, store)
+        self._lock = lock_root(self._descriptor, self.root, store)
         self._copy_up_root()
         note_format(store)
         if hide is None:

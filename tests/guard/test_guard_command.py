@@ -211,16 +211,23 @@ def test_an_installed_agent_is_guarded_and_a_person_sees_and_undoes_what_it_did(
     assert "no guard runs here" in guard("stop")
 
 
-def test_commands_work_from_below_and_without_a_guard(guard: Guard, root: Path) -> None:
+def test_commands_work_beside_a_guard_from_below_and_without_one(guard: Guard, root: Path) -> None:
     guard("install", "claude")
     bash(root, "mkdir below; echo 1 > 1.txt")
-    busy = ringfence_text("undo", cwd=root)
+    for words in (("checkpoint", ".", "before"), ("exec", "--", "touch", "2.txt"), ("undo",), ("gc",)):
+        done = ringfence_text(*words, cwd=root)
+        assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in root.glob("[0-9].txt")) == ["1.txt"]
+    assert json.loads(guard("status", "--json"))["guard"]["sessions"] == 1
+    bash(root, "echo 3 > 3.txt")
+    fire(root, "PreToolUse", tool_name="Bash", tool_input={"command": "long"}, tool_use_id="long")
+    busy = ringfence_text("restore", ".", "before", cwd=root)
     assert busy.returncode == 2
-    assert "`ringfence guard stop` ends" in busy.stderr
+    assert "watches a call of claude (long)" in busy.stderr
     guard("stop")
     assert "1.txt" in guard("log", "--directory", str(root / "below"))
-    assert "1.txt" in guard("undo", "--directory", str(root / "below"))
-    assert not (root / "1.txt").exists()
+    assert "3.txt" in guard("undo", "--directory", str(root / "below"))
+    assert not (root / "3.txt").exists()
 
 
 def test_some_paths_of_a_step_are_undone(guard: Guard, root: Path) -> None:

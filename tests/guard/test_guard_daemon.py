@@ -9,13 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ringfence.errors import WorkspaceLockedError
 from ringfence_guard import GuardSettings, client_path, guard_directory, save_settings
 from ringfence_sandbox import Workspace
 
@@ -90,10 +93,68 @@ def test_a_call_is_denied_where_no_guard_can_be_started(root: Path, hook: Run) -
 
 
 def test_a_guard_says_who_has_the_directory(root: Path, hook: Run) -> None:
+    hook("SessionStart")
     with Workspace.open(root):
-        denied = hook("PreToolUse", **BASH, tool_input={"command": "x"})
-    assert denied.returncode == 2
-    assert "is open in process" in denied.stderr
+        denied = hook("PreToolUse", "--timeout", "3", **BASH, tool_input={"command": "x"})
+        assert denied.returncode == 2
+        assert "is open in process" in denied.stderr
+        assert "is open in process" in hook("UserPromptSubmit", "--timeout", "3", prompt="undo!").stdout
+    assert hook("PreToolUse", **BASH, tool_input={"command": "x"}).returncode == 0
+
+
+def test_another_opener_has_the_directory_between_calls(root: Path, hook: Run) -> None:
+    hook("PreToolUse", **BASH, tool_input={"command": "x"})
+    (root / "a.txt").write_text("agent's")
+    with pytest.raises(WorkspaceLockedError, match=r"`ringfence guard`, which watches a call of claude \(x\)"):
+        Workspace.open(root)
+    hook("PostToolUse", **BASH, tool_input={"command": "x"}, tool_response=RESULT)
+    process = asked(root, {"kind": "status"})["status"]["process"]
+
+    with Workspace.open(root) as workspace:
+        assert [step.tool for step in workspace.steps()] == ["Bash"]
+        workspace.undo()
+        assert asked(root, {"kind": "status"})["status"]["process"] == process
+    assert (root / "a.txt").read_text() == "a\n"
+
+    hook("PreToolUse", **BASH, tool_input={"command": "y"})
+    (root / "b.txt").write_text("b")
+    hook("PostToolUse", **BASH, tool_input={"command": "y"}, tool_response=RESULT)
+    assert "b.txt" in asked(root, {"kind": "undo"})["text"]
+    assert asked(root, {"kind": "status"})["status"]["process"] == process
+
+
+def test_a_call_waits_for_another_opener_that_ends_soon(root: Path, hook: Run) -> None:
+    hook("SessionStart")
+    with ExitStack() as stack:
+        stack.enter_context(Workspace.open(root))
+        closing = threading.Timer(0.5, stack.close)
+        closing.start()
+        assert hook("PreToolUse", **BASH, tool_input={"command": "x"}).returncode == 0
+        closing.join()
+
+
+def test_an_opener_that_dies_while_it_is_handed_the_directory_keeps_nobody_out(root: Path, hook: Run) -> None:
+    hook("SessionStart")
+    with socket.socket(socket.AF_UNIX) as connection:
+        folder = os.open(guard_directory(root), os.O_PATH)
+        connection.connect(f"/proc/self/fd/{folder}/socket")
+        os.close(folder)
+        connection.sendall(b'{"kind": "release"}\n')
+        assert connection.recv(1000) == b'{"released": true}\n'
+    assert hook("PreToolUse", **BASH, tool_input={"command": "x"}).returncode == 0
+
+
+def test_a_guard_that_is_killed_while_it_is_asked_has_let_go(root: Path, hook: Run) -> None:
+    hook("SessionStart")
+    process = os.pidfd_open(asked(root, {"kind": "status"})["status"]["process"])
+    signal.pidfd_send_signal(process, signal.SIGSTOP)
+    killing = threading.Timer(0.3, signal.pidfd_send_signal, (process, signal.SIGKILL))
+    killing.start()
+    with Workspace.open(root) as workspace:
+        assert not workspace.steps()
+    killing.join()
+    os.close(process)
+    assert hook("PreToolUse", **BASH, tool_input={"command": "x"}).returncode == 0
 
 
 def test_a_guard_that_does_not_answer_in_time_denies(root: Path, hook: Run) -> None:
@@ -146,7 +207,9 @@ def test_the_guard_of_a_repository_is_found_from_below(root: Path, hook: Run) ->
     assert asked(root, {"kind": "status"})["status"]["root"] == str(root)
 
 
-@pytest.mark.parametrize("question", [b"[]\n", b'{"kind": "nonsense"}\n', b"{\n", b'{"kind": "show", "number": 99}\n'])
+@pytest.mark.parametrize(
+    "question", [b"[]\n", b'{"kind": "nonsense"}\n', b"{\n", b'{"kind": "undo", "by": "session"}\n']
+)
 def test_nonsense_is_refused_and_the_guard_stays(root: Path, hook: Run, question: bytes) -> None:
     hook("SessionStart")
     with socket.socket(socket.AF_UNIX) as connection:

@@ -72,8 +72,9 @@ def log(root: Path) -> GuardLog:
 def guarded(workspace: Workspace, log: GuardLog) -> Callable[..., GuardedCalls]:
     def make(**settings: Any) -> GuardedCalls:
         return GuardedCalls(
-            workspace,
+            workspace.root,
             log,
+            open_workspace=lambda: workspace,
             policies=[PROTECTED],
             settings=GuardSettings(**settings),
             overlap_seconds=0.2,
@@ -199,7 +200,9 @@ def test_commands_that_overlap_are_one_step_of_both(agent: Agent, workspace: Wor
 def test_commands_that_overlap_are_denied_together_and_each_is_told(
     root: Path, workspace: Workspace, log: GuardLog
 ) -> None:
-    calls = GuardedCalls(workspace, log, policies=[PROTECTED], overlap_seconds=0.1, verdict_seconds=60)
+    calls = GuardedCalls(
+        root, log, open_workspace=lambda: workspace, policies=[PROTECTED], overlap_seconds=0.1, verdict_seconds=60
+    )
     agent = Agent(root, calls)
     second = other(agent)
     one = agent.begin("Bash", command="one")
@@ -217,7 +220,7 @@ def test_commands_that_overlap_are_denied_together_and_each_is_told(
 
 
 def test_a_command_waits_for_one_that_ends_soon(root: Path, workspace: Workspace, log: GuardLog) -> None:
-    calls = GuardedCalls(workspace, log, overlap_seconds=60)
+    calls = GuardedCalls(root, log, open_workspace=lambda: workspace, overlap_seconds=60)
     agent, began = Agent(root, calls), threading.Event()
     second = other(agent)
 

@@ -60,7 +60,14 @@ class GuardIsFair(RuleBasedStateMachine):
         self.workspace = Workspace.open(self.root, store=self.base / "store")
         self.log = GuardLog(self.base)
         policies = [PathPolicy(deny=[f"/{DENIED}*"])]
-        self.guard = GuardedCalls(self.workspace, self.log, policies=policies, overlap_seconds=0.0, verdict_seconds=0.0)
+        self.guard = GuardedCalls(
+            self.root,
+            self.log,
+            open_workspace=lambda: self.workspace,
+            policies=policies,
+            overlap_seconds=0.0,
+            verdict_seconds=0.0,
+        )
         self.open: list[Call] = []
         self.group: Group | None = None
         self.calls = 0
