@@ -32,6 +32,7 @@ TIMED = (
     "shell.py",
     "commands.py",
     "host_commands.py",
+    "guard.py",
 )
 FILES = (*TIMED, "imports.py", "memory.py", "batch.py")
 HEADINGS = ("ratio", "target", "met", "area", "what", "ringfence", "baseline", "is")

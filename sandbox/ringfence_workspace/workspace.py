@@ -586,16 +586,17 @@ class Workspace(WorkspaceHistory):
             PermissionError: the workspace was opened read-only.
             RestoreFailedError: the rollback could not be completed.
         """
+        self._check_writable("adopt")
+        looks = self._known_looks()
+        looks.check(mark)
         origin = CallOrigin(
             tool, call_id, session_id, agent, prompt_id, parent_call, approved_by, client, params=params, title=title
         )
-        with self._with_looks("adopt") as looks:
-            looks.check(mark)
         with reporting_damage(self._store.folder, (KeyError,)):
             found = looks.adopt(mark, origin, paths=paths, policies=policies)
-        with self._with_looks("adopt"):
-            looks.drop(mark)
-            return replace(found, mark=looks.begin(None)) if begin_next else found
+            with self.filesystem.lock.mutex:
+                looks.drop(mark)
+        return replace(found, mark=self.begin_look()) if begin_next else found
 
     @contextmanager
     def _with_looks(self, tool: str) -> Generator[Looks]:

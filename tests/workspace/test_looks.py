@@ -139,6 +139,15 @@ def test_one_look_is_the_end_of_one_call_and_the_beginning_of_the_next(root: Pat
     assert sorted(path.name for path in root.glob("f*")) == ["f0", "f2"]
 
 
+def test_looks_go_by_a_watch_and_not_by_all_files(root: Path, workspace: Workspace) -> None:
+    for number in range(2):
+        mark = workspace.begin_look()
+        sh(root, f"echo new > new{number}.txt; echo {number} > a.txt")
+        done = workspace.adopt(mark, tool="bash")
+        assert done.receipt.detection == "watch"
+        assert [change.path for change in done.changes] == ["a.txt", f"new{number}.txt"]
+
+
 def test_what_steps_and_others_did_meanwhile_is_not_part_of_it(root: Path, workspace: Workspace) -> None:
     mark = workspace.begin_look()
     sh(root, "echo early > early")

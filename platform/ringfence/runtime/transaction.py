@@ -224,8 +224,7 @@ class Transaction(CallInfo):
                 if self._is_superseded:  # what changed since this savepoint may be of another call
                     break
                 changes = self._participants.by_lock[lock].changes(self._marks[lock])
-                if self.opaque:
-                    self.detection = self._participants.by_lock[lock].detection(self._marks[lock]) or self.detection
+                self.detection = self._participants.by_lock[lock].detection(self._marks[lock]) or self.detection
             if changes:
                 self.changes[lock] = changes
         if self._is_superseded:

@@ -87,7 +87,7 @@ class OpaqueCalls:
 
     def adopt(self, more: bytes, paths: tuple[str, ...] | None) -> Base:
         """The tree before a call that somebody else ran: that of the newest commit. Nothing is written."""
-        return Base(self._scans.before_adopted(more, paths))
+        return Base(self._scans.before_adopted(more, paths), "watch" if paths is None else "scan")
 
     def take_back(self, base: Base) -> None:
         """A call that was adopted is about to be rolled back. OSError: the liveness file cannot be written."""

@@ -88,6 +88,7 @@ class Scans:
         tree, for `before_adopted`."""
         history, store = self.history, self.store
         if paths is None:
+            history.detector.begin(outermost=True)
             history.look()
         else:
             found = self.after(self.before_adopted(b"", paths)).found.known()
