@@ -23,6 +23,7 @@ from ringfence_guard import (
     ask_guard,
     guard_directory,
     guarded_root,
+    open_guarded,
     save_settings,
     stop_guard,
 )
@@ -100,7 +101,7 @@ def install(
         policies_of(root or Path.home(), policies)
         if root is not None:
             stop_guard(root)
-            Workspace.open(root).close()  # the first opening reads all files, which no call should wait for
+            open_guarded(str(root)).close()  # the first opening reads all files, which no call should wait for
         command = HookCommand(
             sys.executable,
             str(store_directory("/").parent.parent),

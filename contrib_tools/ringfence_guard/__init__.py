@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ringfence_guard.connection import GuardRefusedError, ask_guard, guarded_root, stop_guard
     from ringfence_guard.events import AgentName, HookEvent, Phase, parse_event
     from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
+    from ringfence_guard.guarded_workspace import open_guarded
     from ringfence_guard.installation import HookInstallation
     from ringfence_guard.own_files import OwnFilesPolicy
     from ringfence_guard.settings import GuardSettings, client_path, guard_directory, load_settings, save_settings
@@ -37,6 +38,7 @@ __all__ = [
     "guard_directory",
     "guarded_root",
     "load_settings",
+    "open_guarded",
     "parse_event",
     "save_settings",
     "stop_guard",
@@ -66,6 +68,7 @@ _MODULES = {
     "guard_directory": "settings",
     "guarded_root": "connection",
     "load_settings": "settings",
+    "open_guarded": "guarded_workspace",
     "parse_event": "events",
     "save_settings": "settings",
     "stop_guard": "connection",

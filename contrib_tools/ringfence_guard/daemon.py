@@ -29,8 +29,8 @@ from ringfence_guard.answers import format_answer
 from ringfence_guard.calls import HOOK_SECONDS, GuardedCalls
 from ringfence_guard.events import AgentName, HookEvent, parse_event
 from ringfence_guard.guard_log import GuardLog
+from ringfence_guard.guarded_workspace import open_guarded
 from ringfence_guard.settings import guard_directory, load_settings
-from ringfence_sandbox import Workspace
 from ringfence_tools.runs.owner_policies import policies_of
 
 SOCKET = "socket"
@@ -256,7 +256,7 @@ def serve(root: str, idle_seconds: float = IDLE_SECONDS) -> int:
             settings = load_settings(root)
             policies = policies_of(Path(root), settings.policies)
             calls = GuardedCalls(
-                root, log, open_workspace=partial(Workspace.open, root), policies=policies, settings=settings
+                root, log, open_workspace=partial(open_guarded, root), policies=policies, settings=settings
             )
             stack.callback(calls.close)
             with suppress(WorkspaceLockedError):  # it is opened when it is needed

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 from command_line import ringfence_text
+from store_bytes import store_bytes
+
+from ringfence_guard import guard_directory
 
 FILES = {
     "claude": (".claude/settings.local.json", ".claude/settings.json"),
@@ -228,6 +231,17 @@ def test_commands_work_beside_a_guard_from_below_and_without_one(guard: Guard, r
     assert "1.txt" in guard("log", "--directory", str(root / "below"))
     assert "3.txt" in guard("undo", "--directory", str(root / "below"))
     assert not (root / "3.txt").exists()
+
+
+def test_hidden_files_never_enter_the_history(guard: Guard, root: Path) -> None:
+    (root / ".env").write_text("KEY=earlier-secret\n")
+    guard("install", "claude", "--policy", "deny:/protected")
+    bash(root, "sed -i s/earlier/later/ .env; echo 1 > 1.txt")
+    assert "later-secret" not in guard("show", "1")
+    assert "rolled this call back" in bash(root, "sed -i s/later/last/ .env; mkdir protected")
+    assert (root / ".env").read_text() == "KEY=last-secret\n"
+    guard("stop")
+    assert b"-secret" not in store_bytes(guard_directory(root).parent)
 
 
 def test_some_paths_of_a_step_are_undone(guard: Guard, root: Path) -> None:
