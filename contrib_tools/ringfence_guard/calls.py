@@ -82,10 +82,12 @@ class GuardedCalls:
         settings: GuardSettings | None = None,
         overlap_seconds: float = 10.0,
         verdict_seconds: float = 5.0,
+        kept_steps: int = 1000,
     ) -> None:
         """``overlap_seconds`` is how long a call that may change any file waits for another one to end, and any call
         for a command of a person that has the workspace; ``verdict_seconds`` is how long the end of one waits for
-        those that it overlaps, and a person's command for the end of a call."""
+        those that it overlaps, and a person's command for the end of a call. When a session ends and there are twice
+        as many steps as ``kept_steps``, the older ones are dropped."""
         self._open_workspace = open_workspace
         self._opened: Workspace | None = None
         self._root = os.path.realpath(root)
@@ -94,11 +96,14 @@ class GuardedCalls:
         self._own_files = OwnFilesPolicy(Path(self._root))
         self._policies: tuple[Policy, ...] = (self._own_files, *policies)
         self._overlap_seconds, self._verdict_seconds = overlap_seconds, verdict_seconds
+        self._kept_steps = kept_steps
         self._turn = threading.Condition()
         self._file_calls: list[OpenCall] = []
         self._group: CallGroup | None = None
         self._loose: dict[tuple[str, str], list[str]] = {}
         """By agent and session: commands that may go on after the end of their call."""
+        self._detached: dict[tuple[str, str], list[str]] = {}
+        """Those of them of which the agent does not know that they go on."""
         self._pending: dict[tuple[str, str], list[str]] = {}
         """By agent and session: what its model is to be told with a later event."""
         self._undone: set[tuple[str, str, str]] = set()
@@ -176,6 +181,9 @@ class GuardedCalls:
             self._settle(call for call in self._all_open() if call.event.actor[:2] == (agent, session_id))
             self._judge_loose()
             self._loose.pop((agent, session_id), None)
+            self._detached.pop((agent, session_id), None)
+            if self._opened is not None and len(self._opened.steps()) > 2 * self._kept_steps:
+                self._opened.gc(self._kept_steps)
             self._turn.notify_all()
 
     def undo(
@@ -222,7 +230,9 @@ class GuardedCalls:
             self._settle(call for call in self._all_open() if call.event.actor == event.actor)
             if event.has_background is False:
                 self._judge_loose()
-                self._loose.pop(key, None)
+                self._keep_detached(key)
+            if event.parent_session and (texts := self._pending.pop(key, None)):
+                self._pending.setdefault((event.agent, event.parent_session), []).extend(texts)
         elif event.phase == "session_end":
             self.end_session(*key)
         if can_take_context(event) and (texts := self._pending.pop(key, None)):
@@ -288,7 +298,7 @@ class GuardedCalls:
         if event.exit_code and self._settings.rollback_on_failure:
             group.failed = event.exit_code
         if call.event.is_background:
-            self._loose.setdefault(event.actor[:2], []).append(event.arguments)
+            self._add_loose(call.event)
         if not group.open:
             self._settle_group(group)
         until = monotonic() + self._verdict_seconds
@@ -389,7 +399,7 @@ class GuardedCalls:
             group = self._group
             assert group is not None
             group.open.remove(call)
-            self._loose.setdefault(event.actor[:2], []).append(event.arguments)
+            self._add_loose(event)
             if group.open or group.ended:
                 group.ended.append(call)
                 group.unheard.append(call)
@@ -406,6 +416,18 @@ class GuardedCalls:
             self._settle_files()
             event = HookEvent("claude", "", "other", "", "", arguments="; ".join(self._loose_lines()))
             self._adopt_apart(event, self._workspace.begin_look(paths=[]), None, wording.MAYBE_OTHERS)
+
+    def _add_loose(self, event: HookEvent) -> None:
+        key = event.actor[:2]
+        self._loose.setdefault(key, []).append(event.arguments)
+        if event.is_detached:
+            self._detached.setdefault(key, []).append(event.arguments)
+
+    def _keep_detached(self, key: tuple[str, str]) -> None:
+        """The agent says that no command of the session runs any more: those that it does not know may."""
+        self._loose.pop(key, None)
+        if key in self._detached:
+            self._loose[key] = [*self._detached[key]]
 
     def _loose_lines(self) -> Iterator[str]:
         for lines in self._loose.values():

@@ -51,6 +51,9 @@ _PATCH_KEYS = ("command", "patchText", "patch", "input")
 _PATCHED = re.compile(r"^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.+?)\s*$", re.MULTILINE)
 _EXIT_CODE = re.compile(r"^Exit [Cc]ode:? (\d{1,3})\b", re.MULTILINE)
 _BACKGROUND_KEYS = ("run_in_background", "is_background")
+_QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.""", re.DOTALL)
+_STARTS_ANOTHER = re.compile(r"(?<![&<>|])&(?![&>])|\b(?:nohup|setsid|disown|daemonize)\b")
+_WAITS = re.compile(r"\bwait\s*;?\s*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,15 @@ class HookEvent:
     exit_code: int | None = None
     is_background: bool = False
     """Whether the command may go on after the end of its call."""
+    is_detached: bool = False
+    """Whether it may go on and the agent does not know: its command line has ``&`` or ``nohup``, say."""
     has_background: bool | None = None
     """At the end of a turn: whether commands of the session are running. None where the agent does not tell."""
     prompt: str = ""
     transcript: str = ""
     """The path of the agent's record of the session."""
+    parent_session: str = ""
+    """The session that this one works for, in an agent whose sub-agents have sessions of their own."""
     result: Any = None
     """What the tool answered, in the agent's own shape."""
 
@@ -115,6 +122,7 @@ def parse_event(agent: AgentName, payload: object) -> HookEvent:
         subagent=_text(given, "agent_id"),
         prompt_id=_text(given, "prompt_id") or _text(given, "turn_id") or _text(given, "messageID"),
         transcript=_text(given, "agent_transcript_path") or _text(given, "transcript_path"),
+        parent_session=_text(given, "parent_session_id"),
     )
     if event.phase in ("before", "after", "failed"):
         return _call(event, given)
@@ -128,6 +136,8 @@ def _call(event: HookEvent, given: Mapping[str, Any]) -> HookEvent:
     tool = _text(given, "tool_name") or _text(given, "tool")
     arguments = _arguments(given)
     result = given.get("tool_response", given.get("output"))
+    command: object = arguments.get("command")
+    is_detached = tool not in _FILE_TOOLS[event.agent] and isinstance(command, str) and _detaches(command)
     call_id = _text(given, "tool_use_id") or _text(given, "callID")
     return replace(
         event,
@@ -137,9 +147,16 @@ def _call(event: HookEvent, given: Mapping[str, Any]) -> HookEvent:
         arguments=_line(arguments),
         paths=_paths(event.agent, tool, arguments, event.cwd),
         exit_code=_exit_code(event.agent, event.phase, given, result),
-        is_background=any(arguments.get(key) is True for key in _BACKGROUND_KEYS),
+        is_background=is_detached or any(arguments.get(key) is True for key in _BACKGROUND_KEYS),
+        is_detached=is_detached,
         result=result,
     )
+
+
+def _detaches(command: str) -> bool:
+    """Whether a command line may leave a program running, by what it looks like."""
+    plain = _QUOTED.sub(" ", command)
+    return _STARTS_ANOTHER.search(plain) is not None and _WAITS.search(plain) is None
 
 
 def _text(given: Mapping[str, Any], key: str) -> str:

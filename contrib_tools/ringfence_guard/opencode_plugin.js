@@ -8,7 +8,11 @@ const UNGUARDED = new Set([
   "webfetch", "websearch",
 ])
 
+// By the session of a sub-agent, the one that it works for.
+const PARENTS = new Map()
+
 function ask(event) {
+  event.parent_session_id = PARENTS.get(event.sessionID)
   return new Promise((resolve) => {
     const child = spawn(COMMAND[0], COMMAND.slice(1), { stdio: ["pipe", "pipe", "pipe"] })
     let stdout = "", stderr = ""
@@ -42,6 +46,8 @@ export const RingfenceGuard = async ({ directory }) => ({
     else if (answer.append || answer.error) output.output = `${output.output}\n\n${answer.append || answer.error}`
   },
   event: async ({ event }) => {
+    if (event.type === "session.created" && event.properties.info?.parentID)
+      PARENTS.set(event.properties.info.id, event.properties.info.parentID)
     if (event.type !== "session.idle") return
     await ask({ hook_event_name: event.type, cwd: directory, sessionID: event.properties.sessionID })
   },

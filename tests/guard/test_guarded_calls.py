@@ -414,3 +414,50 @@ def test_commits_branches_and_remotes_are_an_agents_to_make(agent: Agent, worksp
     git = "git -c user.name=n -c user.email=e"
     assert agent.bash(f"git add a.txt; {git} commit -qm 1; git branch x; git remote add o /r") == HookAnswer()
     assert len(workspace.steps()) == 1
+
+
+@pytest.mark.parametrize("script", ["sleep 60 >/dev/null 2>&1 &", "nohup make serve", "(a; b) & c"])
+def test_a_command_line_that_leaves_a_program_running_is_in_the_background(
+    agent: Agent, workspace: Workspace, script: str
+) -> None:
+    agent.end(agent.begin("Bash", command=script))
+    agent.sh("mkdir protected; echo 1 > late.txt")
+    assert "late change" in agent.write("mine.txt", "mine").context
+    assert not (agent.root / "protected").exists()
+    assert steps(workspace) == [("unattributed", ("late.txt",)), ("Write", ("mine.txt",))]
+    agent.tell("Stop", background_tasks=[])
+    agent.sh("echo 2 > later.txt")
+    agent.bash("true")
+    assert steps(workspace)[-1] == ("unattributed", ("later.txt",))
+
+
+@pytest.mark.parametrize(
+    "script", ["a && b", "a 2>&1", "a &> b", "echo 'a & b'", 'echo "a & b"', "a & b & wait", "echo a \\& b", "a |& b"]
+)
+def test_a_command_line_that_ends_whole_is_not_in_the_background(agent: Agent, script: str) -> None:
+    assert not agent.event("PreToolUse", **agent.call_of("Bash", command=script)).is_background
+
+
+def test_the_steps_of_long_ago_go_when_a_session_ends(root: Path, workspace: Workspace, log: GuardLog) -> None:
+    agent = Agent(root, GuardedCalls(root, log, open_workspace=lambda: workspace, kept_steps=2))
+    for number in range(4):
+        agent.write("a.txt", str(number))
+    agent.tell("SessionEnd")
+    assert len(workspace.steps()) == 4
+    agent.write("a.txt", "last")
+    agent.tell("SessionEnd")
+    assert [step.number for step in workspace.steps()] == [3, 4, 5]
+
+
+def test_a_late_verdict_of_a_sub_agents_session_is_told_to_the_session_above(agent: Agent) -> None:
+    def told(name: str, session: str, **more: Any) -> HookAnswer:
+        payload = {"hook_event_name": name, "sessionID": session, "cwd": str(agent.root), **more}
+        return agent.calls.handle(parse_event("opencode", payload))
+
+    call = {"tool": "bash", "callID": "1", "args": {"command": "x"}}
+    told("tool.execute.before", "child", **call, parent_session_id="parent")
+    agent.sh("mkdir protected")
+    told("session.idle", "child", parent_session_id="parent")
+    other = {**call, "callID": "2"}
+    told("tool.execute.before", "parent", **other)
+    assert "late change" in told("tool.execute.after", "parent", **other).context
