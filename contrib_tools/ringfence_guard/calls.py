@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,7 @@ from ringfence_guard.answers import HookAnswer, can_take_context
 from ringfence_guard.events import HookEvent
 from ringfence_guard.guard_log import CallKind, GuardedCallRecord, GuardLog
 from ringfence_guard.judging import EachChangePolicy, FailedCommandPolicy, SomeDeniedError
+from ringfence_guard.kept_calls import KeptCalls, OpenCall
 from ringfence_guard.own_files import OwnFilesPolicy
 from ringfence_guard.settings import GuardSettings
 from ringfence_guard.transcripts import has_result
@@ -39,19 +41,6 @@ HOOK_SECONDS = 96.0
 POLL_SECONDS = 0.02
 OWN_TOOLS = ("mcp__ringfence", "mcp_ringfence", "ringfence_")
 """Tools of `ringfence serve`, which are transactions already."""
-
-
-@dataclass(eq=False, slots=True)
-class OpenCall:
-    """A call that has begun."""
-
-    event: HookEvent
-    mark: str
-    """The look that it began with; of a call that may change any file, that of its group."""
-    paths: tuple[str, ...] | None
-    """The files that it names, in the workspace."""
-    verdict: str = ""
-    """What became of a part of it that had to be settled before its end."""
 
 
 @dataclass(eq=False, slots=True)
@@ -83,11 +72,13 @@ class GuardedCalls:
         overlap_seconds: float = 10.0,
         verdict_seconds: float = 5.0,
         kept_steps: int = 1000,
+        state: Path | None = None,
     ) -> None:
         """``overlap_seconds`` is how long a call that may change any file waits for another one to end, and any call
         for a command of a person that has the workspace; ``verdict_seconds`` is how long the end of one waits for
         those that it overlaps, and a person's command for the end of a call. When a session ends and there are twice
-        as many steps as ``kept_steps``, the older ones are dropped."""
+        as many steps as ``kept_steps``, the older ones are dropped. ``state`` is a directory that keeps what is open:
+        if this guard is killed, the next one goes on with it."""
         self._open_workspace = open_workspace
         self._opened: Workspace | None = None
         self._root = os.path.realpath(root)
@@ -98,14 +89,23 @@ class GuardedCalls:
         self._overlap_seconds, self._verdict_seconds = overlap_seconds, verdict_seconds
         self._kept_steps = kept_steps
         self._turn = threading.Condition()
-        self._file_calls: list[OpenCall] = []
+        self._state = state
+        kept = KeptCalls() if state is None else KeptCalls.load(state)
+        self._restored = {call.mark for call in (*kept.files, *kept.open, *kept.ended)}
+        """The looks of an earlier guard, which may have adopted them before it was killed."""
+        self._file_calls = kept.files
         self._group: CallGroup | None = None
-        self._loose: dict[tuple[str, str], list[str]] = {}
+        if kept.open or kept.ended:
+            self._group = CallGroup(kept.mark, kept.open, kept.ended, kept.failed, unheard=[*kept.ended])
+        self._loose = kept.loose
         """By agent and session: commands that may go on after the end of their call."""
-        self._detached: dict[tuple[str, str], list[str]] = {}
+        self._detached = kept.detached
         """Those of them of which the agent does not know that they go on."""
-        self._pending: dict[tuple[str, str], list[str]] = {}
+        self._pending = kept.pending
         """By agent and session: what its model is to be told with a later event."""
+        self._processes = kept.processes
+        self._ended: deque[tuple[str, ...]] = deque(maxlen=200)
+        """The calls that ended last, by actor and id: an agent with two hooks tells each event twice."""
         self._undone: set[tuple[str, str, str]] = set()
 
     @property
@@ -171,9 +171,39 @@ class GuardedCalls:
             OSError, RingfenceError, ValueError: the files cannot be looked at, or the history not be written.
         """
         with self._turn:
-            answer = self._take(event, patience_seconds)
-            self._turn.notify_all()
+            try:
+                answer = self._take(event, patience_seconds)
+            finally:
+                self._save()
+                self._turn.notify_all()
         return answer
+
+    def watched(self, session: tuple[str, str], process: int) -> None:
+        """The process of an agent's session is known."""
+        with self._turn:
+            self._processes[session] = process
+
+    @property
+    def known_sessions(self) -> Mapping[tuple[str, str], int]:
+        """The sessions that have not ended, with the process of each, or 0."""
+        with self._turn:
+            opened = {call.event.actor[:2]: 0 for call in self._all_open()}
+            return {**opened, **dict.fromkeys(self._loose, 0), **self._processes}
+
+    def _save(self) -> None:
+        if self._state is not None:
+            group = self._group or CallGroup("")
+            KeptCalls(
+                self._file_calls,
+                group.mark,
+                group.open,
+                group.ended,
+                group.failed,
+                self._loose,
+                self._detached,
+                self._pending,
+                self._processes,
+            ).save(self._state)
 
     def end_session(self, agent: str, session_id: str) -> None:
         """Settle all calls of a session whose agent is gone. Raises as `handle`."""
@@ -182,8 +212,10 @@ class GuardedCalls:
             self._judge_loose()
             self._loose.pop((agent, session_id), None)
             self._detached.pop((agent, session_id), None)
+            self._processes.pop((agent, session_id), None)
             if self._opened is not None and len(self._opened.steps()) > 2 * self._kept_steps:
                 self._opened.gc(self._kept_steps)
+            self._save()
             self._turn.notify_all()
 
     def undo(
@@ -246,7 +278,7 @@ class GuardedCalls:
             self._log.append(GuardedCallRecord.of("refused", event, note="in the background"))
             return HookAnswer(denial=wording.NO_BACKGROUND)
         paths = None if event.paths is None else self._inside(event.paths)
-        if paths == ():
+        if paths == () or self._is_repeated(event):
             return HookAnswer()
         self.open(patience)
         self._settle(call for call in self._all_open() if self._is_proved_over(call, event))
@@ -259,6 +291,8 @@ class GuardedCalls:
         until = monotonic() + patience
         while self._group is not None and (left := until - monotonic()) > 0:
             self._turn.wait(left)
+            if self._is_repeated(event):
+                return HookAnswer()
         if self._group is None:
             self._settle_files()
             self._judge_loose()
@@ -266,6 +300,12 @@ class GuardedCalls:
             self._group = CallGroup(self._workspace.begin_look())
         self._group.open.append(OpenCall(event, self._group.mark, None))
         return HookAnswer()
+
+    def _is_repeated(self, event: HookEvent) -> bool:
+        """Whether an event was told before, by another hook of the agent. Gemini CLI has no ids to tell it by."""
+        key = (*event.actor, event.call_id)
+        known = ((*call.event.actor, call.event.call_id) for call in self._all_open())
+        return event.agent != "gemini" and key in known
 
     def _inside(self, paths: Sequence[str]) -> tuple[str, ...]:
         """The paths in the workspace, from its root."""
@@ -282,19 +322,22 @@ class GuardedCalls:
         for call in self._file_calls:
             if call.event.actor == event.actor and call.event.call_id == event.call_id:
                 self._file_calls.remove(call)
+                self._ended.append((*event.actor, event.call_id))
                 return "\n\n".join(filter(None, (call.verdict, self._adopt_file(call))))
         group = self._group
         for call in [] if group is None else group.open:
             if call.event.actor == event.actor and call.event.call_id == event.call_id:
                 assert group is not None
                 return self._end_in_group(group, call, event)
-        if event.paths is None or self._inside(event.paths):
+        was_told = event.agent != "gemini" and (*event.actor, event.call_id) in self._ended
+        if not was_told and (event.paths is None or self._inside(event.paths)):
             self._log.append(GuardedCallRecord.of("unseen", event, note="guard was not told of its beginning"))
         return ""
 
     def _end_in_group(self, group: CallGroup, call: OpenCall, event: HookEvent) -> str:
         group.open.remove(call)
         group.ended.append(call)
+        self._ended.append((*event.actor, event.call_id))
         if event.exit_code and self._settings.rollback_on_failure:
             group.failed = event.exit_code
         if call.event.is_background:
@@ -341,8 +384,8 @@ class GuardedCalls:
         """Adopt calls as one. Return what their models are told."""
         first = calls[0].event
         others = [*self._loose_lines()] if paths is None else []
-        done = self._workspace.adopt(
-            mark,
+        adopt = partial(
+            self._workspace.adopt,
             tool=" + ".join(dict.fromkeys(call.event.tool for call in calls)),
             call_id=first.call_id if len(calls) == 1 else None,
             session_id=first.session_id,
@@ -354,6 +397,12 @@ class GuardedCalls:
             params={"arguments": [call.event.arguments for call in calls]},
             title=one_line(" + ".join(filter(None, (call.event.arguments for call in calls))), MAX_TITLE),
         )
+        try:
+            done = adopt(mark)
+        except ValueError:
+            if mark not in self._restored:
+                raise
+            return ""
         changed = [change.path for change in done.changes]
         verdict = ""
         if not done.kept:
@@ -443,6 +492,10 @@ class GuardedCalls:
         )
         try:
             done = adopt(mark, paths=paths, policies=[each])
+        except ValueError:
+            if mark not in self._restored:
+                raise
+            return
         except SomeDeniedError:
             denied = sorted(each.denied)
             apart = self._workspace.begin_look(paths=[])

@@ -55,11 +55,13 @@ class SessionProcesses:
     def __len__(self) -> int:
         return len(self._descriptors)
 
-    def watch(self, session: tuple[str, str], process: int) -> None:
-        """A process that is gone already, or is unknown, is not watched."""
+    def watch(self, session: tuple[str, str], process: int) -> bool:
+        """Whether it is watched from now on. A process that is gone already, or is unknown, is not."""
         with self._lock, suppress(OSError):
             if session not in self._descriptors and process > 1:
                 self._descriptors[session] = os.pidfd_open(process)
+                return True
+        return False
 
     def forget(self, session: tuple[str, str]) -> None:
         with self._lock:
@@ -101,6 +103,9 @@ class GuardServer:
 
     def run(self, listening: socket.socket) -> None:
         """Serve until the end; then wait for what is being answered."""
+        for (agent, session), process in self._calls.known_sessions.items():  # of a guard that was killed
+            if process and not self._sessions.watch((agent, session), process):
+                self._end_session(agent, session)
         listening.settimeout(POLL_SECONDS)
         threads: list[threading.Thread] = []
         while not self._stopped.is_set() and not self._is_idle():
@@ -184,7 +189,9 @@ class GuardServer:
         session = event.actor[:2]
         self._last_events[event.agent] = event.name
         if event.session_id:
-            self._sessions.watch(session, int(given.get("process") or 0))
+            process = int(given.get("process") or 0)
+            if self._sessions.watch(session, process):
+                self._calls.watched(session, process)
         try:
             answer = self._calls.handle(event, patience_seconds=float(given.get("seconds") or HOOK_SECONDS))
         except (RingfenceError, OSError, ValueError) as error:
@@ -256,7 +263,12 @@ def serve(root: str, idle_seconds: float = IDLE_SECONDS) -> int:
             settings = load_settings(root)
             policies = policies_of(Path(root), settings.policies)
             calls = GuardedCalls(
-                root, log, open_workspace=partial(open_guarded, root), policies=policies, settings=settings
+                root,
+                log,
+                open_workspace=partial(open_guarded, root),
+                policies=policies,
+                settings=settings,
+                state=directory,
             )
             stack.callback(calls.close)
             with suppress(WorkspaceLockedError):  # it is opened when it is needed

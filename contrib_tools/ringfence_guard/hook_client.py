@@ -28,9 +28,16 @@ class NoGuardError(Exception):
     """No guard answers, and why."""
 
 
-def root_of(cwd: str) -> str:
-    """The repository that an agent works in; where there is none, the directory."""
-    return repository_of(next((os.environ[name] for name in PROJECT_VARIABLES if os.environ.get(name)), cwd))
+def root_of(cwd: str, state: str) -> str:
+    """The directory that was guarded by itself and has the one that an agent works in; else the repository of that;
+    where there is none, the directory."""
+    there = next((os.environ[name] for name in PROJECT_VARIABLES if os.environ.get(name)), cwd)
+    above = os.path.realpath(there)
+    while not os.path.exists(os.path.join(directory_of(state, above), "settings.json")):
+        if above == os.path.dirname(above):
+            return repository_of(there)
+        above = os.path.dirname(above)
+    return above
 
 
 def repository_of(directory: str) -> str:
@@ -190,7 +197,7 @@ def answered(words: list[str], event: bytes, deadline: float) -> bytes | None:
     """
     state, root, directory = (option(words, name, "") for name in ("--state", "--root", "--directory"))
     if not root:
-        root = root_of(str(parsed(event).get("cwd") or os.getcwd()))
+        root = root_of(str(parsed(event).get("cwd") or os.getcwd()), state)
         directory = directory_of(state, root)
     try:
         connection = connect(directory, deadline)

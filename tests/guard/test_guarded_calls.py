@@ -461,3 +461,75 @@ def test_a_late_verdict_of_a_sub_agents_session_is_told_to_the_session_above(age
     other = {**call, "callID": "2"}
     told("tool.execute.before", "parent", **other)
     assert "late change" in told("tool.execute.after", "parent", **other).context
+
+
+def test_an_event_that_two_hooks_tell_counts_once(agent: Agent, workspace: Workspace, log: GuardLog) -> None:
+    for tool, arguments in (("Bash", {"command": "x"}), ("Write", {"file_path": str(agent.root / "a.txt")})):
+        call = agent.call_of(tool, **arguments)
+        for _ in range(2):
+            assert agent.tell("PreToolUse", **call) == HookAnswer()
+        assert len(agent.calls.open_calls) == 1
+        (agent.root / "a.txt").write_text(tool)
+        for _ in range(2):
+            assert agent.end(call) == HookAnswer()
+    assert steps(workspace) == [("Bash", ("a.txt",)), ("Write", ("a.txt",))]
+    assert [one.kind for one in log.read()] == ["kept", "kept"]
+
+
+def test_another_guard_goes_on_with_the_calls_of_one_that_was_killed(
+    root: Path, tmp_path: Path, workspace: Workspace, log: GuardLog
+) -> None:
+    def started() -> GuardedCalls:
+        return GuardedCalls(root, log, open_workspace=lambda: workspace, policies=[PROTECTED], state=tmp_path)
+
+    agent = Agent(root, started())
+    command = agent.begin("Bash", command="x")
+    file = agent.begin("Write", file_path=str(root / "mine.txt"))
+    agent.sh("mkdir protected; echo 1 > side.txt; echo 1 > mine.txt")
+    agent.calls = started()
+    assert agent.end(file) == HookAnswer()
+    assert "protected must not be created" in agent.end(command).verdict
+    assert steps(workspace) == [("Write", ("mine.txt",))]
+    assert not (root / "side.txt").exists()
+
+
+def test_what_a_background_command_does_without_a_guard_is_unattributed(
+    root: Path, tmp_path: Path, workspace: Workspace, log: GuardLog
+) -> None:
+    def started() -> GuardedCalls:
+        return GuardedCalls(root, log, open_workspace=lambda: workspace, policies=[PROTECTED], state=tmp_path)
+
+    agent = Agent(root, started())
+    agent.bash("true", run_in_background=True)
+    agent.calls = started()
+    agent.sh("mkdir protected; echo 1 > late.txt")
+    assert "late change" in agent.bash("echo 2 > mine.txt").context
+    assert not (root / "protected").exists()
+    assert steps(workspace) == [("unattributed", ("late.txt",)), ("Bash", ("mine.txt",))]
+
+
+def test_a_call_that_ended_when_its_guard_was_killed_is_not_adopted_again(
+    root: Path, tmp_path: Path, workspace: Workspace, log: GuardLog
+) -> None:
+    def started() -> GuardedCalls:
+        return GuardedCalls(root, log, open_workspace=lambda: workspace, state=tmp_path)
+
+    agent = Agent(root, started())
+    call = agent.begin("Bash", command="x")
+    agent.sh("echo 1 > a.txt")
+    before = (tmp_path / "open.json").read_text()
+    agent.end(call)
+    (tmp_path / "open.json").write_text(before)
+    agent.calls = started()
+    assert agent.end(call) == HookAnswer()
+    assert steps(workspace) == [("Bash", ("a.txt",))]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1}'])
+def test_a_torn_file_of_open_calls_is_as_none(
+    root: Path, tmp_path: Path, workspace: Workspace, log: GuardLog, text: str
+) -> None:
+    (tmp_path / "open.json").write_text(text)
+    agent = Agent(root, GuardedCalls(root, log, open_workspace=lambda: workspace, state=tmp_path))
+    assert agent.bash("echo 1 > a.txt") == HookAnswer()
+    assert steps(workspace) == [("Bash", ("a.txt",))]

@@ -1,4 +1,4 @@
-"""The calls of agents' own tools, interleaved with each other, a person and lost ends, against what each writer wrote.
+"""The calls of agents' own tools, interleaved with a person, lost ends and kills, against what each writer wrote.
 
 Every file is written once, so that it is known who wrote it. A call that names its file is never charged with another
 change, nor is a person's edit a call's unless a command runs or may run. What is denied is gone, and what is innocent
@@ -59,15 +59,7 @@ class GuardIsFair(RuleBasedStateMachine):
         self.root.mkdir()
         self.workspace = Workspace.open(self.root, store=self.base / "store")
         self.log = GuardLog(self.base)
-        policies = [PathPolicy(deny=[f"/{DENIED}*"])]
-        self.guard = GuardedCalls(
-            self.root,
-            self.log,
-            open_workspace=lambda: self.workspace,
-            policies=policies,
-            overlap_seconds=0.0,
-            verdict_seconds=0.0,
-        )
+        self.guard = self.started()
         self.open: list[Call] = []
         self.group: Group | None = None
         self.calls = 0
@@ -78,6 +70,18 @@ class GuardIsFair(RuleBasedStateMachine):
         self.gone: set[str] = set()
         self.owners: dict[str, set[int]] = {}
         """By file, the calls whose step it may be. A person's is nobody's."""
+
+    def started(self) -> GuardedCalls:
+        """A guard, which goes on with what an earlier one had begun."""
+        return GuardedCalls(
+            self.root,
+            self.log,
+            open_workspace=lambda: self.workspace,
+            policies=[PathPolicy(deny=[f"/{DENIED}*"])],
+            overlap_seconds=0.0,
+            verdict_seconds=0.0,
+            state=self.base,
+        )
 
     def teardown(self) -> None:
         self.workspace.close()
@@ -94,6 +98,12 @@ class GuardIsFair(RuleBasedStateMachine):
 
     def write(self, name: str) -> None:
         (self.root / name).write_text(name)
+
+    @rule()
+    def guard_is_killed(self) -> None:
+        self.workspace.close()
+        self.workspace = Workspace.open(self.root, store=self.base / "store")
+        self.guard = self.started()
 
     @precondition(lambda self: len(self.open) < 5)
     @rule(actor=st.sampled_from(ACTORS))
