@@ -262,7 +262,7 @@ class CallLock:
         """Locks are acquired in the order of their serials, so two calls cannot wait for each other."""
         self.holder: CallInfo | None = None
         self._recover: Callable[[], None] | None = None
-        self._patience = patience_seconds
+        self.patience_seconds = patience_seconds
         self._waiting = 0
         self.free_mutex()
 
@@ -331,7 +331,7 @@ class CallLock:
 
     def _wait(self, call: CallInfo | None, patience_seconds: float | None) -> None:
         """Wait until nobody, or `call`, is the holder."""
-        until = time.monotonic() + (self._patience if patience_seconds is None else patience_seconds)
+        until = time.monotonic() + (self.patience_seconds if patience_seconds is None else patience_seconds)
         self._waiting += 1
         try:
             self._wait_until(call, until)

@@ -329,6 +329,47 @@ def test_what_was_answered_before_is_not_answered_after_a_change() -> None:
 # Calls and threads
 
 
+def test_a_fork_and_its_source_go_on_each_for_itself() -> None:
+    files = InMemoryFilesystem()
+    files.write("src/a.txt", "a\n")
+    files.write("src/b.txt", "b\n")
+    twin = files.fork()
+    files.write("src/a.txt", "of the source\n")
+    twin.write("src/a.txt", "of the fork\n")
+    third = twin.fork()
+    twin.delete("src/b.txt")
+    files.mkdir("empty")
+    assert [one.read("src/a.txt").content for one in (files, twin, third)] == [
+        "of the source\n",
+        "of the fork\n",
+        "of the fork\n",
+    ]
+    assert [one.exists("src/b.txt") for one in (files, twin, third)] == [True, False, True]
+    assert [one.exists("empty") for one in (files, twin, third)] == [True, False, False]
+    assert files != twin
+
+
+def test_a_fork_made_in_a_call_keeps_what_the_call_rolls_back() -> None:
+    files = InMemoryFilesystem()
+    files.write("src/a.txt", "before\n")
+    with held_call(files) as held:
+        files.for_call(held).write("src/a.txt", "in the call\n")
+        twin = files.fork()
+        twin.write("src/b.txt", "while the call is open\n")
+        held.rollback()
+    assert (files.read("src/a.txt").content, files.exists("src/b.txt")) == ("before\n", False)
+    assert (twin.read("src/a.txt").content, twin.exists("src/b.txt")) == ("in the call\n", True)
+
+
+def test_a_fork_copies_nothing() -> None:
+    files = InMemoryFilesystem()
+    for number in range(300):
+        files.write(f"{number % 10}/{number}.txt", "x")
+    before = nodes()
+    twins = [files.fork() for _ in range(100)]
+    assert nodes() < before + 2 * len(twins)
+
+
 def test_a_snapshot_taken_in_a_call_outlives_its_rollback() -> None:
     filesystem = InMemoryFilesystem()
     with held_call(filesystem) as call:

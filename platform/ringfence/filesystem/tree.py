@@ -171,6 +171,13 @@ class Tree:
         self._generation += 1
         return self.root
 
+    def fork(self) -> Tree:
+        """Return a tree of its own with the current state, in O(1). What either changes from here on, it copies."""
+        twin = Tree(self.clock)
+        twin.root = self.freeze()
+        twin._generation = self._generation
+        return twin
+
     def go_back(self, root: MemoryDirectory) -> None:
         """Make a frozen root the current one, in O(1)."""
         self._log_all()
