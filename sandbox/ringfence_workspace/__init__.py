@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ringfence_workspace.call_process import CallProcess
     from ringfence_workspace.commands import CommandResult, ShellEnvironment
+    from ringfence_workspace.forks.fork_records import Fork
     from ringfence_workspace.history.hidden_rule import describe_lost_rule, remembered_hidden
     from ringfence_workspace.history.history_views import Export, LogEntry
     from ringfence_workspace.history.ignored_files import Repository
@@ -34,6 +35,7 @@ __all__ = [
     "Detect",
     "DetectionLimits",
     "Export",
+    "Fork",
     "HistoryStore",
     "HostFilesystem",
     "KilledCall",
@@ -72,6 +74,7 @@ _MODULES = {
     "Detect": "ringfence_workspace.transaction.detection",
     "DetectionLimits": "ringfence_workspace.transaction.detection",
     "Export": "ringfence_workspace.history.history_views",
+    "Fork": "ringfence_workspace.forks.fork_records",
     "HistoryStore": "ringfence_workspace.history_stores",
     "HostFilesystem": "ringfence_workspace.host",
     "KilledCall": "ringfence_workspace.transaction.interrupted_calls",

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ringfence.errors import RingfenceError, WorkspaceLockedError
+from ringfence_workspace.forks.fork_records import forks_of
 from ringfence_workspace.history.store import FOLDER, Store
 from ringfence_workspace.history.store_roots import recorded_path, replaced
 from ringfence_workspace.locking import describe_holder
@@ -61,12 +62,15 @@ def forget_store(store: HistoryStore, *, keep: Collection[str] = ()) -> None:
 
     Raises:
         WorkspaceLockedError: a process has the workspace open.
-        ValueError: a killed call is still to be rolled back, for which the store is needed.
+        ValueError: a killed call is still to be rolled back, for which the store is needed, or forks borrow from it.
         OSError: a part of the store cannot be deleted.
     """
     call = None if store.root_is_gone else unfinished_call(store.root, os.fspath(store.path))
     if call is not None and not call.is_running:
         raise ValueError(f"in {store.root}, {call}; do that first")
+    borrowing = [fork.name for fork in forks_of(os.fspath(store.path)) if fork.state == "ready"]
+    if borrowing:
+        raise ValueError(f"a fork of {store.root} borrows from it: discard {', '.join(borrowing)} first")
     with _locked(store):
         # In this order an interrupted deletion leaves a store without steps, and no damaged one.
         with suppress(FileNotFoundError):

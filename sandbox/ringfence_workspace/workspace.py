@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence, Set
@@ -53,7 +54,7 @@ from ringfence_workspace.workspace_commands import (
     WorkspaceCommands,
     command_request,
 )
-from ringfence_workspace.workspace_history import WorkspaceHistory
+from ringfence_workspace.workspace_forks import WorkspaceForks
 
 if TYPE_CHECKING:
     from typing import Self
@@ -131,7 +132,7 @@ def _check_directory(path: str) -> None:
         raise NotADirectoryError(f"{path} is no directory: a workspace is opened at one, name that of the file")
 
 
-class Workspace(WorkspaceHistory):
+class Workspace(WorkspaceForks):
     """One opened workspace on disk. Opened by `open`, and let go of by `close`, which ``with`` calls."""
 
     def __init__(self, filesystem: HostFilesystem, store: Store, history: StepHistory | None) -> None:
@@ -614,6 +615,49 @@ class Workspace(WorkspaceHistory):
             raise PermissionError(f"{tool} changes the workspace, and this one was opened read-only")
         return self._history
 
+    def fork(
+        self,
+        name: str,
+        at: StepName | None = None,
+        into: str | os.PathLike[str] | None = None,
+        share: Collection[str] = (),
+        *,
+        secrets: bool = True,
+    ) -> Workspace:
+        """Make a fork: a directory with all files as they are now, and a history of its own. Return it, opened.
+
+        All of the tree comes along, with modes, times, links and empty directories: ignored files and git's own data,
+        and, unless ``secrets`` is false, hidden files, too. ``at`` is the step, a number or a name, whose state it
+        begins with: what the history did not know then is as it is now. Its directory is beside the store, or
+        ``into``, which must not exist. No file of it shares an inode with the source. Absolute symlinks into the source
+        lead into the fork.
+
+        `Fork.points_back` of `fork_record` names what still leads to the source, and `Fork.left_out` what did not come
+        along: sockets and other special files, mounts, linked worktrees of git.
+
+        Raises:
+            ValueError: it cannot be a name, the place is inside of this workspace, or the `.git` in the root is a file
+                that leads elsewhere. Directories cannot be shared with commands on this machine.
+            LookupError: there is no such step.
+            FileExistsError: there is a fork of this name, or something at its place.
+            OSError: there is no room, or it cannot be written. Nothing of it is left.
+            PermissionError: the workspace was opened read-only.
+        """
+        made = self._make_fork(name, at, into, share, secrets=secrets)
+        return Workspace.open(made.root, store=made.store)
+
+    async def afork(self, name: str, **options: Any) -> Workspace:
+        """`fork` in a thread. If this task is cancelled, the fork is made all the same, and closed."""
+        from ringfence_workspace.async_calls import in_thread
+
+        made: list[Workspace] = []
+        try:
+            return await in_thread(lambda cancellation: made.append(self.fork(name, **options)) or made[0])
+        except asyncio.CancelledError:
+            for workspace in made:
+                workspace.close()
+            raise
+
     def checkpoint(self, name: str) -> NamedStep:
         """Give the newest step, with what others have changed since, a name: a point that `restore` and `diff` take
         and `gc` keeps, until `drop_checkpoint`. A tool call that gives one and then fails does not take it back.
@@ -630,9 +674,12 @@ class Workspace(WorkspaceHistory):
             self._find.drop(name)
 
     def gc(self, keep: int) -> int:
-        """Drop what the newest `keep` steps and the named ones do not need; the bytes that this gave back."""
+        """Drop what the newest `keep` steps, the named ones and the forks do not need; the bytes that this gave back.
+
+        A fork whose directory is gone is dropped, with its history."""
         with self._alone("gc"):
             self._known_looks().expire()
+            self._drop_gone_forks()
             return self._store.gc(keep)
 
     def _look(self) -> ScanResult:

@@ -87,7 +87,7 @@ class Log:
         self._pending: dict[bytes, bytes] = {}
         """Objects that are not written yet, with their headers."""
         self.writable: Final = writable
-        self._power = power
+        self.power: Final = power
         self._folder = folder
         self._end: int = 0
         self._room: int = 0
@@ -127,7 +127,7 @@ class Log:
         others = [path for path in self._logs() if path != self.path]
         for path in others:
             path.unlink()
-        if others or self._power:
+        if others or self.power:
             sync_directory(self._folder)
 
     # -- reading
@@ -307,13 +307,13 @@ class Log:
         """Have all that was added survive what this log is to survive: the process, or the machine."""
         if self._pending:
             self.append()
-        if self._power:
+        if self.power:
             failpoint("fsync log")
             os.fdatasync(self._file)
 
     def wait_for_objects(self) -> None:
         """With ``power``, have what was added on the disk, before a record that must not be there without it."""
-        if self._power:
+        if self.power:
             self.flush()
 
     def check_there(self) -> None:
@@ -370,7 +370,7 @@ class Log:
         try:
             os.ftruncate(file, 0)
             os.pwrite(file, content, 0)
-            if self._power:
+            if self.power:
                 os.fdatasync(file)
         except OSError as error:
             raise not_written(error, str(self.path)) from error

@@ -62,6 +62,7 @@ _CONFIG = """[core]
 \tauto = 0
 [fsck]
 """ + "".join(f"\t{problem} = ignore\n" for problem in _TOLERATED)
+_ALTERNATES = "objects/info/alternates"
 # The lines of `meta` are for programs: without this they would be most of what `git log -p` shows.
 _ATTRIBUTES = "meta/** -diff\n"
 
@@ -75,19 +76,19 @@ def _missing(oid: bytes, why: str = "") -> KeyError:
 class HistoryObjects:
     """Objects by binary id. They are added to the log, and only there; `seal` makes a pack of it.
 
-    ``folder`` is the git repository. Nothing but its objects and the log is ever read: no configuration, no
-    alternates, no hooks.
+    ``folder`` is the git repository. Nothing but its objects and the log is ever read: no configuration, no hooks. A
+    fork's also has the packs that it borrows, by git's alternates: those are read, and never written or copied.
     """
 
     def __init__(self, folder: Path, *, writable: bool, power: bool = False) -> None:
         """``power`` is as for `Log`."""
         self._folder = folder
         self._pack_folder = folder / "objects" / "pack"
-        self.log, self.packs = self._open(writable, power)
+        self.log, self.packs, self.borrowed = self._open(writable, power)
         if writable:
             self._remove_leftovers()
 
-    def _open(self, writable: bool, power: bool) -> tuple[Log, list[Pack]]:
+    def _open(self, writable: bool, power: bool) -> tuple[Log, list[Pack], list[Pack]]:
         # A log's objects are in a pack before the log goes: opened in this order, a reader without the lock misses
         # nothing, unless what it has listed is gone when it opens it.
         damage = None
@@ -100,13 +101,32 @@ class HistoryObjects:
                 damage = log.damage
                 log.close()
                 continue
+            packs: list[Pack] = []
             try:
-                return log, open_packs(self._pack_folder)
+                packs = open_packs(self._pack_folder)
+                return log, packs, self._open_borrowed()
             except FileNotFoundError:
+                close_packs(packs)
                 log.close()
         raise LookupError("a pack of it, or its log, is not there")
 
+    def _open_borrowed(self) -> list[Pack]:
+        packs: list[Pack] = []
+        try:
+            for place in read_alternates(self._folder):
+                if not place.is_dir():
+                    raise LookupError(f"it borrows from {place}, which is gone")
+                packs += open_packs(place / "pack")
+        except BaseException:
+            close_packs(packs)
+            raise
+        return packs
+
     def has(self, oid: bytes) -> bool:
+        return self.has_own(oid) or any(RawObjectID(oid) in pack for pack in self.borrowed)
+
+    def has_own(self, oid: bytes) -> bool:
+        """`has`, without what is borrowed."""
         return oid in self.log.objects or any(RawObjectID(oid) in pack for pack in self.packs)
 
     def raw(self, oid: bytes) -> tuple[int, bytes]:
@@ -118,7 +138,7 @@ class HistoryObjects:
         if oid in self.log.objects:
             return self._from_log(oid)
         why = ""
-        for pack in self.packs:
+        for pack in (*self.packs, *self.borrowed):
             try:
                 return pack.get_raw(RawObjectID(oid))
             except KeyError:
@@ -140,9 +160,11 @@ class HistoryObjects:
         return type_number, raw
 
     def add(self, type_number: int, raw: bytes, base: DeltaBase | None = None) -> bytes:
-        """Add an object, if it is new; ``base`` is the one that it is a small edit of. Its id."""
+        """Add an object, if it is new; ``base`` is the one that it is a small edit of. Its id.
+
+        Of what is borrowed only that is kept which the commit needs that the fork began with. So a copy is added."""
         oid = object_id(type_number, raw)
-        if not self.has(oid):
+        if not self.has_own(oid):
             self._store(oid, type_number, raw, base)
         return oid
 
@@ -250,6 +272,7 @@ class HistoryObjects:
 
     def close(self) -> None:
         close_packs(self.packs)
+        close_packs(self.borrowed)
         self.log.close()
 
 
@@ -263,6 +286,21 @@ def create_repository(folder: Path) -> None:
         with replacing(folder / name) as file:
             file.write(text.encode())
     sync_directory(folder)
+
+
+def read_alternates(folder: Path) -> list[Path]:
+    """The directories of objects that a repository borrows from."""
+    try:
+        lines = (folder / _ALTERNATES).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return [Path(os.fsdecode(line)) for line in lines if line]
+
+
+def write_alternates(folder: Path, places: Iterable[Path]) -> None:
+    """Have a repository borrow the objects of these directories."""
+    with replacing(folder / _ALTERNATES) as file:
+        file.write(b"".join(os.fsencode(place) + b"\n" for place in places))
 
 
 def read_refs(folder: Path) -> dict[bytes, str]:

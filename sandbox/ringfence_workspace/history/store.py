@@ -270,6 +270,16 @@ class Store:
         self.published(prepared)
         self.seal_when_long()
 
+    def begin_with(self, prepared: PreparedStep) -> None:
+        """Make a prepared commit the first of an empty history, whatever it comes after in the one that it borrows.
+
+        Raises OSError where it cannot be written."""
+        write_shallow(self.folder, {prepared.commit})
+        self._shallow = {prepared.commit}
+        self._records.clear()
+        self.objects.log.append(commit_record(prepared.commit))
+        self.published(prepared)
+
     def _leads_to_tip(self, parent: str | None) -> bool:
         # Several that were prepared on each other may be published at once.
         while parent is not None and parent != self.tip:
@@ -454,6 +464,7 @@ class Store:
         shallow = {commit for commit, it in parsed.items() if any(p.decode() not in commits for p in it.parents)}
         needed = reachable(self.objects, (bytes.fromhex(it.tree.decode()) for it in parsed.values()))
         needed.update(map(bytes.fromhex, commits))
+        needed = {oid for oid in needed if self.objects.has_own(oid) or not self.objects.has(oid)}  # not the borrowed
         # git takes a commit in `shallow` for one without parents: written before anything goes, it is never wrong.
 
         def cut() -> None:

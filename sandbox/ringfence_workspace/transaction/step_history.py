@@ -44,7 +44,7 @@ from ringfence_workspace.tree.state import State
 if TYPE_CHECKING:
     from ringfence.receipts import Receipt
 
-_CACHE = "stat-cache"
+STAT_CACHE = "stat-cache"
 
 
 class StepHistory:
@@ -77,6 +77,11 @@ class StepHistory:
         """What no scan takes in, since it is hidden."""
         self.progress: Progress = no_progress
         """Called with the progress of a scan."""
+
+    @property
+    def files(self) -> Confined:
+        """The tree that it is the history of."""
+        return self._files
 
     # What transactions ask of a history.
 
@@ -199,7 +204,7 @@ class StepHistory:
     def _save_cache(self) -> None:
         if self._cache is not None and not self._cache_saved:
             with suppress(OSError):  # without it the next opening reads more, and knows as much
-                self._cache.save(self.store.folder / _CACHE)
+                self._cache.save(self.store.folder / STAT_CACHE)
                 self._cache_saved = True
 
     # Looking at the tree.
@@ -261,7 +266,7 @@ class StepHistory:
 
     def _loaded(self) -> StatCache:
         if self._cache is None:
-            self._cache = StatCache.load(self.store.folder / _CACHE)
+            self._cache = StatCache.load(self.store.folder / STAT_CACHE)
         return self._cache
 
     def _named(self, cache: StatCache) -> Set[str] | None:

@@ -1,0 +1,143 @@
+"""Forks of a workspace: a workspace of its own for each way that is tried, and the best one promoted."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+
+from ringfence.participants import Change
+from ringfence_workspace.forks.fork_making import ForkSource, check_room, discard, drop_gone, make_fork
+from ringfence_workspace.forks.fork_records import Fork, fork_named, forks_of, own_fork
+from ringfence_workspace.history.commits import CommitRecord
+from ringfence_workspace.history.history_views import unified
+from ringfence_workspace.history.ignored_files import IgnoredSince, Repository
+from ringfence_workspace.history.step_lookup import StepName
+from ringfence_workspace.history.store import reporting_damage
+from ringfence_workspace.transaction.step_history import StepHistory
+from ringfence_workspace.workspace_calls import WorkspaceTransaction
+from ringfence_workspace.workspace_history import WorkspaceHistory
+
+
+class WorkspaceForks(WorkspaceHistory):
+    """The forks of an opened workspace, and what is known of it if it is a fork itself."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def look(self, *, older_than: float = 0.0) -> float | None: ...
+
+    @abstractmethod
+    def _alone(self, tool: str) -> AbstractContextManager[tuple[WorkspaceTransaction, StepHistory]]: ...
+
+    @property
+    def _place(self) -> str:
+        """The directory of its store."""
+        return os.fspath(self._store.folder.parent)
+
+    # Of the source.
+
+    def _make_fork(
+        self,
+        name: str,
+        at: StepName | None,
+        into: str | os.PathLike[str] | None,
+        share: Collection[str],
+        *,
+        secrets: bool,
+    ) -> Fork:
+        """Make what `Workspace.fork` opens."""
+        if share:
+            raise ValueError(
+                f"{', '.join(share)} cannot be shared with a fork whose commands run on this machine: they could write "
+                "there. Leave share out, and the directories are copied"
+            )
+        with self._alone("fork") as (_, history):
+            record = self._store.commit(self._tip()) if at is None else self._find.record(at)
+            source, step = ForkSource(self.root, self._place, history), self._newest_step(record)
+            place = None if into is None else os.fspath(into)
+            return make_fork(source, name, record, step, place, secrets=secrets)
+
+    def _newest_step(self, record: CommitRecord) -> int:
+        while record.number is None and record.parent is not None:
+            record = self._store.commit(record.parent)
+        return record.number or 0
+
+    def check_fork_room(self, copies: int, into: str | os.PathLike[str] | None = None) -> None:
+        """Raise OSError (ENOSPC) if there is no room for so many forks, each with all bytes of the files. Filesystems
+        that share blocks among copies need none."""
+        with self._alone("fork") as (_, history):
+            source = ForkSource(self.root, self._place, history)
+            check_room(source, copies, None if into is None else os.fspath(into))
+
+    def forks(self) -> Sequence[Fork]:
+        """The forks that were made of it and not discarded, by name."""
+        return forks_of(self._place)
+
+    def fork_named(self, name: str) -> Fork:
+        """One of `forks`. LookupError where there is none of that name."""
+        return fork_named(self._place, name)
+
+    def discard_fork(self, name: str) -> None:
+        """Remove a fork of it: files and history. This needs no lock of this workspace, and can be repeated.
+
+        Raises:
+            LookupError: there is none of that name.
+            WorkspaceLockedError: a process has the fork open.
+            ValueError: there are forks of the fork.
+            OSError: something of it cannot be removed. `forks` still has it.
+        """
+        discard(self.fork_named(name))
+
+    def _drop_gone_forks(self) -> Sequence[str]:
+        return drop_gone(self._store, self._place)
+
+    # Of a fork.
+
+    @property
+    def fork_record(self) -> Fork | None:
+        """What is known of it as a fork. None: it is none."""
+        return own_fork(self._place)
+
+    def _as_fork(self) -> Fork:
+        found = self.fork_record
+        if found is None:
+            raise ValueError(f"{self.root} is no fork")
+        return found
+
+    def changes_since_fork(self) -> Sequence[Change]:
+        """The net changes since it was forked, by path, including what nobody has recorded yet.
+
+        Raises:
+            ValueError: it is no fork.
+            ParticipantBusyError: a call did not end in time.
+        """
+        base = self._as_fork().base
+        self.look()
+        return self.changes_since(base)
+
+    def patch(self) -> bytes:
+        """The patch of `changes_since_fork` without paths that git ignores, which applies to a clean checkout.
+
+        Raises ValueError where it is no fork."""
+        base = self._as_fork().base
+        self.look()
+        with self._looking_alone():
+            since = IgnoredSince(self._store, Repository(self.root), base)
+            records = self._find.after(self._store.commit(base), self._store.commit(self._tip()))
+            return unified(self._store, base, self._tip(), ignored=since.at(self._tip(), records)).text
+
+    def discard(self) -> None:
+        """Close this fork and remove it: files and history.
+
+        Raises:
+            ValueError: it is no fork, or there are forks of it.
+            WorkspaceLockedError: another process has opened it meanwhile.
+            OSError: something of it cannot be removed. Its source still names it.
+        """
+        fork = self._as_fork()
+        with reporting_damage(self._store.folder, (KeyError,)):
+            self.close()
+        discard(fork)
