@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ringfence_workspace.call_process import CallProcess
     from ringfence_workspace.commands import CommandResult, ShellEnvironment
     from ringfence_workspace.forks.fork_records import Fork
+    from ringfence_workspace.forks.promotion import Promotion
     from ringfence_workspace.history.hidden_rule import describe_lost_rule, remembered_hidden
     from ringfence_workspace.history.history_views import Export, LogEntry
     from ringfence_workspace.history.ignored_files import Repository
@@ -42,6 +43,7 @@ __all__ = [
     "LogEntry",
     "NothingToUndoError",
     "OwnChanges",
+    "Promotion",
     "Recovered",
     "Repository",
     "Reversal",
@@ -80,6 +82,7 @@ _MODULES = {
     "KilledCall": "ringfence_workspace.transaction.interrupted_calls",
     "LogEntry": "ringfence_workspace.history.history_views",
     "OwnChanges": "ringfence_workspace.history.own_changes",
+    "Promotion": "ringfence_workspace.forks.promotion",
     "Recovered": "ringfence_workspace.transaction.recovery",
     "Repository": "ringfence_workspace.history.ignored_files",
     "NothingToUndoError": "ringfence_workspace.workspace",

@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from ringfence.participants import Change
     from ringfence.runtime.policy import Policy
     from ringfence_workspace.commands import CommandResult
+    from ringfence_workspace.forks.fork_records import Fork
+    from ringfence_workspace.forks.promotion import OnConflict, Promotion
     from ringfence_workspace.transaction.recovery import Recovered
 
 
@@ -380,12 +382,18 @@ class Workspace(WorkspaceForks):
         return Planner(self._store, self._tip(), history.names)
 
     def _write(
-        self, history: StepHistory, plan: ReversalPlan, before: Sequence[str], *, whole: str | None = None
+        self,
+        history: StepHistory,
+        plan: ReversalPlan,
+        before: Sequence[str],
+        *,
+        whole: str | None = None,
+        linked: Mapping[int, Sequence[str]] | None = None,
     ) -> Sequence[str]:
         """What could not be brought back besides, in words."""
         with self.filesystem.restoring() as edits:
             writer = TreeWriter(edits, self._store.states, self._tip(), plan.contents)
-            kept = writer.write(plan.states, before, whole=whole)
+            kept = writer.write(plan.states, before, whole=whole, linked=linked)
         for path in sorted(kept):
             plan.keep(path, NOT_EMPTY)  # only now, or the plan would say so
         if self.filesystem.has_uncommitted:
@@ -657,6 +665,49 @@ class Workspace(WorkspaceForks):
             for workspace in made:
                 workspace.close()
             raise
+
+    def promote(
+        self,
+        fork: Workspace | Fork | str,
+        on_conflict: OnConflict = "abort",
+        *,
+        dry_run: bool = False,
+        with_git: bool = False,
+    ) -> Promotion:
+        """Make the net changes of a fork of this workspace here, as one step, which can be undone.
+
+        What has not changed here since the fork becomes as in the fork: bytes, kind, permissions, times, links and
+        empty directories. Text that both changed is merged, if it merges cleanly. The rest is a conflict. With
+        ``on_conflict="abort"`` nothing is changed then, and the result says what is in conflict; with "keep" it stays
+        as it is here. What git ignores is no conflict: it stays. With ``dry_run`` nothing is changed.
+
+        Git's own data is not promoted as files, but the commits that were made in the fork come along. They are named
+        by `refs/ringfence/candidates/NAME`; or, ``with_git``, by the fork's branch, if it stands here where it stood at
+        the fork. Index and configuration stay. Hidden files are never promoted.
+
+        ``fork`` is one of this workspace: opened, or its name or record, of one that nobody has open.
+
+        Raises:
+            ValueError: it is no fork of this workspace, or ``on_conflict`` is neither "abort" nor "keep".
+            LookupError: there is no fork of that name.
+            WorkspaceLockedError: another process has the fork open.
+            OSError (ESTALE): somebody has changed a path meanwhile; nothing is changed.
+            TransactionError: it is promoted in a tool call that has changed files.
+            PermissionError: the workspace was opened read-only.
+        """
+        if on_conflict not in ("abort", "keep"):
+            raise ValueError(f"on_conflict is one of 'abort', 'keep', not {on_conflict!r}")
+        if isinstance(fork, Workspace):
+            return self._promote(fork, on_conflict, dry_run=dry_run, with_git=with_git)
+        record = self.fork_named(fork) if isinstance(fork, str) else fork
+        with Workspace.open(record.root, store=record.store) as opened:
+            return self._promote(opened, on_conflict, dry_run=dry_run, with_git=with_git)
+
+    async def apromote(self, fork: Workspace | Fork | str, **options: Any) -> Promotion:
+        """`promote` in a thread. If this task is cancelled, it is done all the same before this raises."""
+        from ringfence_workspace.async_calls import in_thread
+
+        return await in_thread(lambda cancellation: self.promote(fork, **options))
 
     def checkpoint(self, name: str) -> NamedStep:
         """Give the newest step, with what others have changed since, a name: a point that `restore` and `diff` take

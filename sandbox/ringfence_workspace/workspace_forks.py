@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from ringfence.participants import Change
+from ringfence.participants import Change, Step
+from ringfence_workspace.forks.fork_git import CANDIDATES, PACK_SUFFIXES, GitChanges, git_changes
 from ringfence_workspace.forks.fork_making import ForkSource, check_room, discard, drop_gone, make_fork
 from ringfence_workspace.forks.fork_records import Fork, fork_named, forks_of, own_fork
+from ringfence_workspace.forks.promotion import (
+    ForkChanges,
+    OnConflict,
+    Promotion,
+    keep_ignored,
+    outcomes_of,
+    plan_promotion,
+    reasons_of,
+)
 from ringfence_workspace.history.commits import CommitRecord
 from ringfence_workspace.history.history_views import unified
-from ringfence_workspace.history.ignored_files import IgnoredSince, Repository
+from ringfence_workspace.history.ignored_files import IgnoredInHistory, IgnoredSince, Repository
 from ringfence_workspace.history.step_lookup import StepName
 from ringfence_workspace.history.store import reporting_damage
+from ringfence_workspace.history.undo_plan import Planner, ReversalPlan
 from ringfence_workspace.transaction.step_history import StepHistory
 from ringfence_workspace.workspace_calls import WorkspaceTransaction
 from ringfence_workspace.workspace_history import WorkspaceHistory
@@ -28,6 +39,20 @@ class WorkspaceForks(WorkspaceHistory):
 
     @abstractmethod
     def look(self, *, older_than: float = 0.0) -> float | None: ...
+
+    @abstractmethod
+    def _made(self, transaction: WorkspaceTransaction, history: StepHistory) -> Step | None: ...
+
+    @abstractmethod
+    def _write(
+        self,
+        history: StepHistory,
+        plan: ReversalPlan,
+        before: Sequence[str],
+        *,
+        whole: str | None = None,
+        linked: Mapping[int, Sequence[str]] | None = None,
+    ) -> Sequence[str]: ...
 
     @abstractmethod
     def _alone(self, tool: str) -> AbstractContextManager[tuple[WorkspaceTransaction, StepHistory]]: ...
@@ -90,6 +115,54 @@ class WorkspaceForks(WorkspaceHistory):
             OSError: something of it cannot be removed. `forks` still has it.
         """
         discard(self.fork_named(name))
+
+    def _promote(self, own: WorkspaceForks, on_conflict: OnConflict, *, dry_run: bool, with_git: bool) -> Promotion:
+        """Promote an opened fork."""
+        fork = own._as_fork()
+        if fork.source_store != self._place:
+            raise ValueError(f"{own.root} is no fork of {self.root}, but of {fork.source}")
+        own.look()
+        with self._alone("promote") as (transaction, history), own._looking_alone():
+            found = ForkChanges(fork, own._store, self._store, self.filesystem.hides)
+            planner = Planner(self._store, self._tip(), history.names)
+            plan = plan_promotion(found, planner, self._store, fork)
+            if "conflict" in plan.outcomes.values():
+                keep_ignored(
+                    plan, IgnoredInHistory(self._store, self.root).among(plan.outcomes, fork.commit, self._tip())
+                )
+            git, notes = self._git_changes(fork, with_git=with_git)
+            is_planned = dry_run or (on_conflict == "abort" and "conflict" in plan.outcomes.values())
+            if not is_planned:
+                notes += self._apply(history, plan, found, git)
+            outcomes = outcomes_of(plan, found.changes)
+        step = None if is_planned else self._made(transaction, history)
+        return Promotion(fork, outcomes, reasons_of(plan), step, notes, "" if git is None else git.ref)
+
+    def _git_changes(self, fork: Fork, *, with_git: bool) -> tuple[GitChanges | None, list[str]]:
+        try:
+            found = git_changes(fork, with_git=with_git)
+        except ValueError as error:
+            return None, [str(error)]
+        if found is None or not with_git or not found.ref.startswith(CANDIDATES):
+            return found, []
+        return found, [f"the branch of the fork has moved here as well: its commits are named by {found.ref}"]
+
+    def _apply(
+        self, history: StepHistory, plan: ReversalPlan, found: ForkChanges, git: GitChanges | None
+    ) -> Sequence[str]:
+        """Make a plan so, and what git is to get; what could not be brought over besides, in words."""
+        wanted = {state.oid for state in plan.states.values() if state is not None and state.oid is not None}
+        for oid in wanted - plan.contents.keys():
+            if not self._store.objects.has_own(bytes.fromhex(oid)):
+                self._store.add_blob(found.content(oid))
+        notes = self._write(history, plan, (), linked=found.linked(plan.states))
+        files: Mapping[str, bytes] = {} if git is None else git.files
+        for path, content in files.items():
+            if not self.filesystem.exists(path) or self.filesystem.read_bytes(path).content != content:
+                self.filesystem.write_bytes(path, content)
+                if path.endswith(PACK_SUFFIXES):
+                    self.filesystem.chmod(path, 0o444)
+        return notes
 
     def _drop_gone_forks(self) -> Sequence[str]:
         return drop_gone(self._store, self._place)

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 from dulwich.errors import NotGitRepository
+from dulwich.object_store import MissingObjectFinder
+from dulwich.objects import ObjectID, ShaFile
 from dulwich.refs import Ref
 from dulwich.repo import Repo
 
+from ringfence.errors import format_error
+from ringfence_workspace.forks.fork_records import Fork
+from ringfence_workspace.history.packs import pack_entry, write_pack
+from ringfence_workspace.tree.linked_worktrees import GIT
+
 _HEAD = Ref(b"HEAD")
+CANDIDATES = "refs/ringfence/candidates/"
+PACK_SUFFIXES = (".pack", ".idx")
 
 
 def checked_out(root: str) -> tuple[str, str]:
@@ -18,3 +32,77 @@ def checked_out(root: str) -> tuple[str, str]:
         return "", ""
     branch = chain[-1].decode("utf-8", "surrogateescape") if len(chain) > 1 else ""
     return branch, "" if commit is None else commit.decode()
+
+
+@dataclass(frozen=True, slots=True)
+class GitChanges:
+    """The commits that a fork made, as files below the source's `.git`."""
+
+    ref: str
+    """The ref that is to have them."""
+    commit: str
+    files: Mapping[str, bytes]
+
+
+def git_changes(fork: Fork, *, with_git: bool) -> GitChanges | None:
+    """What git in a fork has and its source has not: a pack of new objects, and the ref that names them. None: nothing.
+
+    With ``with_git`` that is the branch of the fork, if it stands in the source where it stood at the fork; else
+    `refs/ringfence/candidates/NAME`. Each object is checked by its id. Nothing of the fork's configuration is used.
+
+    Raises ValueError where git's data cannot be read, in words."""
+    own, source = Path(fork.root, GIT), Path(fork.source, GIT)
+    if not (_is_directory(own) and _is_directory(source)):
+        return None
+    branch, commit = checked_out(fork.root)
+    if not commit or commit == fork.git_commit:
+        return None
+    try:
+        with Repo(fork.root) as there, Repo(fork.source) as here:
+            moves = with_git and branch and _stands(here, branch, fork)
+            ref = branch if moves else f"{CANDIDATES}{fork.name}"
+            wanted = [ObjectID(commit.encode())]
+            known = [ObjectID(fork.git_commit.encode())] if fork.git_commit else []
+            found = MissingObjectFinder(there.object_store, known, wanted)
+            missing = {sha for sha, _ in found if sha not in here.object_store}
+            files = {f"{GIT}/{ref}": commit.encode() + b"\n"}
+            if missing:
+                files = _packed(there, missing) | files
+    except (OSError, ValueError, KeyError, AssertionError, NotImplementedError, NotGitRepository) as error:
+        raise ValueError(f"the commits of the fork cannot be read ({format_error(error)})") from error
+    return GitChanges(ref, commit, files)
+
+
+def _stands(here: Repo, branch: str, fork: Fork) -> bool:
+    """Whether a branch of the source is where it was at the fork: nowhere, if it is new in the fork."""
+    try:
+        now = here.refs[Ref(branch.encode("utf-8", "surrogateescape"))].decode()
+    except KeyError:
+        now = ""
+    return branch.startswith("refs/heads/") and now == (fork.git_commit if branch == fork.git_branch else "")
+
+
+def _packed(there: Repo, missing: Iterable[ObjectID]) -> dict[str, bytes]:
+    objects = [there.object_store.get_raw(sha) for sha in missing]
+    named = {object_id_of(number, raw): pack_entry(number, raw) for number, raw in objects}
+    if {oid.hex().encode() for oid in named} != {*missing}:
+        raise ValueError("an object is not what its id says")
+
+    def entries(take: Callable[[bytes, bytes], None]) -> None:
+        for oid, entry in named.items():
+            take(oid, entry)
+
+    with TemporaryDirectory() as place:
+        pack = write_pack(Path(place), len(named), entries)
+        return {
+            f"{GIT}/objects/pack/{pack.name}{suffix}": pack.with_suffix(suffix).read_bytes() for suffix in PACK_SUFFIXES
+        }
+
+
+def object_id_of(type_number: int, raw: bytes) -> bytes:
+    """The id of an object of git, of any type."""
+    return ShaFile.from_raw_string(type_number, raw).sha().digest()
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

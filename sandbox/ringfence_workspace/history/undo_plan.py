@@ -20,7 +20,7 @@ from ringfence_workspace.tree.git_index import has_same_entries, is_index
 
 ReversalOutcome: TypeAlias = Literal["restored", "removed", "kept", "conflict"]
 _ValueT = TypeVar("_ValueT")
-_AS_BEFORE = "it is as it was before already"
+AS_BEFORE = "it is as it was before already"
 SOMEBODY_ELSE = "changed since by somebody else"
 DROPPED = "changed since, by a step that `gc` has dropped or by somebody else"
 NOT_EMPTY = "it holds what the history does not have"
@@ -52,13 +52,13 @@ class ReversalPlan:
         """Keep all paths below a `.git` where one of them stays: objects and what names them go together, or the
         repository is broken. ``changed`` are the `.git` directories in which others have changed something."""
         stay = {
-            _git_place(path)
+            git_place(path)
             for path, outcome in self.outcomes.items()
-            if outcome == "conflict" or (outcome == "kept" and self.reasons[path] not in (_AS_BEFORE, _NOT_OURS))
+            if outcome == "conflict" or (outcome == "kept" and self.reasons[path] not in (AS_BEFORE, _NOT_OURS))
         }
         held = (stay | changed) - {None}
         for path in {*self.states, *self.outcomes} if held else ():
-            if _git_place(path) in held:
+            if git_place(path) in held:
                 self.states.pop(path, None)
                 if self.outcomes.get(path, "kept") != "kept":
                     self.keep(path, GIT_STAYS, "conflict")
@@ -157,6 +157,16 @@ class Planner:
         plan.finish(self._names)
         return plan
 
+    def apply(self, changes: Sequence[Difference], since: CommitRecord, contents: Mapping[str, bytes]) -> ReversalPlan:
+        """To make changes that were made elsewhere, from what ``since`` has. It is the undo of their reversal.
+
+        ``contents`` has bytes by object id besides the store's: of what may have to be merged."""
+        plan = ReversalPlan(contents=dict(contents))
+        reversed_changes = [Difference(path, after, before) for path, before, after in changes]
+        _Undo(plan, self._states, self._tip, self._changed_by([since])).run([reversed_changes], set())
+        plan.finish(self._names)
+        return plan
+
     def _wanted(
         self, record: CommitRecord, later: Sequence[CommitRecord]
     ) -> tuple[dict[str, Difference], dict[str, str]]:
@@ -212,7 +222,7 @@ class Planner:
         """The paths of git's own data that these commits changed, each with its `.git`; not refreshed indexes."""
         for record in records:
             for path, before, after in self._states.differences(record.parent, record.commit):
-                place = _git_place(path)
+                place = git_place(path)
                 if place is not None and not _same(before, after) and not _refreshed(self._states, path, before, after):
                     yield path, place
 
@@ -232,11 +242,11 @@ _THEIRS = {False: "somebody else's, made since", True: "removed since by somebod
 
 
 def _is_in_dotgit(path: str) -> bool:
-    return _git_place(path) is not None
+    return git_place(path) is not None
 
 
-def _git_place(path: str) -> str | None:
-    """The outermost `.git` that a path is, or is below; None if there is none."""
+def git_place(path: str) -> str | None:
+    """Return the outermost `.git` that a path is, or is below; None if there is none."""
     names = path.split("/")
     found = next((depth for depth, name in enumerate(names, 1) if is_dotgit(os.fsencode(name))), None)
     return None if found is None else "/".join(names[:found])
@@ -325,7 +335,7 @@ class _Undo:
                 if number >= undone.get(difference.path, 0) or not difference.changes_content:
                     self._reverse(*difference)
                 elif difference.path not in self.plan.outcomes:
-                    self.plan.keep(difference.path, _AS_BEFORE)
+                    self.plan.keep(difference.path, AS_BEFORE)
         self._keep_as_before()
         self.plan.hold_git(git_changed)
         self._keep_occupied_directories()
@@ -337,7 +347,7 @@ class _Undo:
         plan.states = {path: state for path, state in plan.states.items() if state != self.now(path)}
         for path in [path for path, outcome in plan.outcomes.items() if outcome == "restored"]:
             if _same(self.state(path), self.now(path)):  # what one step did, another one of these had undone
-                plan.keep(path, _AS_BEFORE)
+                plan.keep(path, AS_BEFORE)
             elif self.state(path) is None:
                 plan.outcomes[path] = "removed"
 
@@ -367,7 +377,7 @@ class _Undo:
 
     def _reverse(self, path: str, before: Entry | None, after: Entry | None) -> None:
         plan, now = self.plan, self.state(path)
-        if plan.outcomes.get(path, "restored") != "restored" and plan.reasons[path] != _AS_BEFORE:
+        if plan.outcomes.get(path, "restored") != "restored" and plan.reasons[path] != AS_BEFORE:
             return
         if _same(before, after):
             # Only times or owners: they go back if nobody touched it since.

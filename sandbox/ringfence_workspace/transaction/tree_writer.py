@@ -40,18 +40,25 @@ class TreeWriter:
         """Of these paths the numbers."""
 
     def write(
-        self, wanted: Mapping[str, Entry | None], before: Iterable[str] = (), *, whole: str | None = None
+        self,
+        wanted: Mapping[str, Entry | None],
+        before: Iterable[str] = (),
+        *,
+        whole: str | None = None,
+        linked: Mapping[int, Sequence[str]] | None = None,
     ) -> Set[str]:
         """Make these paths so; those that are kept, since they hold what no history has.
 
         ``before`` are the commits that have the wanted states: there it says which paths are names of one file.
-        ``whole`` is the commit that all of the tree is to be as, where there is one.
+        ``linked`` says the same by link number, of states that come from elsewhere. ``whole`` is the commit that all
+        of the tree is to be as, where there is one.
 
         Raises:
             OSError (ESTALE): somebody has changed a path since the history looked at it.
         """
         before = [*before]
         self._wanted = wanted
+        self._names = {number: [*paths] for number, paths in (linked or {}).items()}
         self._find_names(before)
         directories = self._above(wanted, whole) if whole is not None else self._as_before(wanted, before)
         epoch = Epoch()

@@ -1,0 +1,177 @@
+"""What a promotion is to do: the net changes of a fork, played on the workspace that it was made from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from ringfence.participants import Step
+from ringfence_workspace.forks.fork_records import Fork
+from ringfence_workspace.history.entries import Difference, Entry, blob_id
+from ringfence_workspace.history.store import Store
+from ringfence_workspace.history.undo_plan import AS_BEFORE, Planner, ReversalPlan, git_place
+
+PromotionOutcome: TypeAlias = Literal["applied", "merged", "kept", "conflict"]
+OnConflict: TypeAlias = Literal["abort", "keep"]
+
+_AS_IN_FORK = "it is as in the fork already"
+_HIDDEN = "hidden files are never promoted"
+_GIT = "git's own data is not promoted as files"
+_IGNORED = "git ignores it, and it has changed here as well"
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """What a promotion did, or would do, by path.
+
+    *applied*: it is as in the fork now. *merged*: both had changed its text or permissions, and it has both. *kept*: as
+    it is here, since that is as in the fork already, or is nothing that a promotion changes. *conflict*: as it is here,
+    since it has changed here as well. ``step`` is None where nothing was changed.
+    """
+
+    fork: Fork
+    outcomes: Mapping[str, PromotionOutcome]
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By path, in words, why it is kept or a conflict."""
+    step: Step | None = None
+    notes: Sequence[str] = ()
+    """What else is to be known, in words."""
+    git_ref: str = ""
+    """The ref of git that has the commits of the fork now, or would; empty where it made none."""
+
+    @property
+    def conflicts(self) -> Sequence[str]:
+        """The paths in conflict, sorted."""
+        return [path for path, outcome in self.outcomes.items() if outcome == "conflict"]
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether any path was changed, or would be."""
+        return not {"applied", "merged"}.isdisjoint(self.outcomes.values())
+
+
+class ForkChanges:
+    """The net changes of a fork, as they would be in its source: what the copy alone made different is as there."""
+
+    def __init__(self, fork: Fork, own: Store, source: Store, hides: Callable[[str], bool]) -> None:
+        """``own`` is the store of the fork, whose newest commit has its tree as it is, and ``source`` that of its
+        source. ``hides`` tells what is hidden there."""
+        self._fork = fork
+        self._own = own
+        self._source = source
+        self._hides = hides
+        self.tip = own.tip or ""
+        self.kept: dict[str, str] = {}
+        """The changed paths that are not promoted, and why."""
+        self.unclear: dict[str, str] = {}
+        """Those that nobody can promote, since a history does not know them, and why."""
+        self.changes: list[Difference] = []
+        self._contents: dict[str, bytes] = {}
+        for difference in own.states.differences(fork.base, self.tip):
+            self._add(difference)
+
+    def _add(self, difference: Difference) -> None:
+        path, before, after = difference
+        place = git_place(path)
+        if place is not None or self._hides(path):
+            if difference.changes_content:
+                self.kept[place or path] = _HIDDEN if place is None else _GIT
+            return
+        own, source = self._own.states, self._source.states
+        why = own.unknown(self.tip).why(path, there=after is not None)
+        here = source.unknown(self._source.tip).why(path)
+        if why is not None or here is not None:
+            if difference.changes_content:
+                side, reason = ("the fork has", why) if why is not None else ("is here", here)
+                reasons = self.kept if "hidden" in (why, here) else self.unclear
+                reasons[path] = f"what {side} is not in the history ({reason})"
+            return
+        was = source.entry(self._fork.commit, path)
+        self.changes.append(Difference(path, was, self._as_in_source(before, after, was)))
+
+    def _as_in_source(self, before: Entry | None, after: Entry | None, was: Entry | None) -> Entry | None:
+        if after is None:
+            return None
+        if before is not None and was is not None:
+            meta = after.meta
+            same = {
+                name: getattr(was.meta, name)
+                for name in ("mode", "uid", "gid")
+                if getattr(meta, name) == getattr(before.meta, name)
+            }
+            after = after._replace(meta=meta._replace(**same))
+            if after.oid == before.oid:  # a link that leads into the fork, say
+                return after._replace(oid=was.oid)
+        if after.kind == "symlink":
+            return after._replace(oid=self._link_back(after))
+        return after
+
+    def _link_back(self, link: Entry) -> str | None:
+        """A link into the fork leads into the source."""
+        assert link.oid is not None, "a link has a target"
+        target, root = os.fsdecode(self._own.states.content(link.oid)), self._fork.root
+        if target != root and not target.startswith(f"{root}/"):
+            return link.oid
+        content = os.fsencode(self._fork.source + target[len(root) :])
+        self._contents[oid := blob_id(content)] = content
+        return oid
+
+    def content(self, oid: str) -> bytes:
+        """The bytes of what the fork has."""
+        return self._contents[oid] if oid in self._contents else self._own.states.content(oid)
+
+    def linked(self, states: Mapping[str, Entry | None]) -> Mapping[int, list[str]]:
+        """The names of one file in the fork, by link number, of those among some states."""
+        return self._own.states.linked(self.tip, {one.meta.link for one in states.values() if one is not None} - {0})
+
+
+def plan_promotion(found: ForkChanges, planner: Planner, source: Store, fork: Fork) -> ReversalPlan:
+    """What is to become of each path here."""
+    here, contents = source.states, dict[str, bytes]()
+    for path, was, after in found.changes:
+        now = here.entry(source.tip or "", path)
+        if after is None or after.oid is None or now is None or not after.kind == now.kind == "file":
+            continue
+        if not now.same_content(was) and not now.same_content(after):
+            contents[after.oid] = found.content(after.oid)
+    plan = planner.apply(found.changes, source.commit(fork.commit), contents)
+    for oid in contents:  # what is left was merged
+        plan.contents.pop(oid, None)
+    for path, reason in found.kept.items():
+        plan.keep(path, reason)
+    for path, reason in found.unclear.items():
+        plan.keep(path, reason, "conflict")
+    plan.sort()
+    return plan
+
+
+def keep_ignored(plan: ReversalPlan, ignored: Set[str]) -> None:
+    """Have what git ignores be no conflict: both sides have made it anew."""
+    for path, outcome in [*plan.outcomes.items()]:
+        if outcome == "conflict" and path in ignored:
+            plan.keep(path, _IGNORED)
+
+
+def outcomes_of(plan: ReversalPlan, changes: Collection[Difference]) -> dict[str, PromotionOutcome]:
+    """The outcomes of a plan as those of a promotion."""
+    wanted = {path: after for path, _, after in changes}
+    found: dict[str, PromotionOutcome] = {}
+    for path, outcome in plan.outcomes.items():
+        if outcome in ("kept", "conflict"):
+            found[path] = outcome
+            continue
+        state, after = plan.states.get(path), wanted.get(path)
+        is_merged = state is not None and not state.same_content(after)
+        found[path] = "merged" if is_merged else "applied"
+    return found
+
+
+def reasons_of(plan: ReversalPlan) -> dict[str, str]:
+    """Why each path of a plan is kept or a conflict."""
+    return {
+        path: _AS_IN_FORK if reason == AS_BEFORE else reason
+        for path, reason in plan.reasons.items()
+        if plan.outcomes.get(path) in ("kept", "conflict")
+    }
