@@ -86,7 +86,8 @@ def _command_of(
     return made
 
 
-def _command(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
+def history_command(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
+    """Make a command over the workspace at DIR."""
     return _command_of(HistoryCommand)(function)
 
 
@@ -110,7 +111,7 @@ def _can_be_step(word: str, argument: click.Argument) -> bool:
     return word.isdecimal() or not (isinstance(argument.type, click.IntRange) or os.path.isdir(word))
 
 
-def _step_name(ctx: click.Context, param: click.Parameter, value: str | None) -> StepName | None:
+def step_name(ctx: click.Context, param: click.Parameter, value: str | None) -> StepName | None:
     """Return the number of a step, or its name."""
     if value is None or not value.isdecimal():
         return value
@@ -120,14 +121,14 @@ def _step_name(ctx: click.Context, param: click.Parameter, value: str | None) ->
         raise click.BadParameter("there is no step of so high a number", ctx, param) from None
 
 
-STEP = click.argument("step", callback=_step_name)
-SHOWN = click.argument("step", callback=_step_name, required=False)
+STEP = click.argument("step", callback=step_name)
+SHOWN = click.argument("step", callback=step_name, required=False)
 STAT = click.option("--stat", is_flag=True, help="Only list the changed files, each with the numbers of its lines.")
-FROM = click.argument("a", callback=_step_name, required=False)
-TO = click.argument("b", callback=_step_name, required=False)
+FROM = click.argument("a", callback=step_name, required=False)
+TO = click.argument("b", callback=step_name, required=False)
 
 
-@_command
+@history_command
 @click.option("--aborted", is_flag=True, help="List what rollbacks took away instead.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N entries.")
 @WITH_IGNORED
@@ -143,7 +144,7 @@ def log(invocation: Invocation, directory: Path, aborted: bool, limit: int | Non
     return 0
 
 
-@_command
+@history_command
 @SHOWN
 @click.option("--aborted", is_flag=True, help="STEP is the number of something that a rollback took away.")
 @STAT
@@ -207,7 +208,7 @@ def _newest_step(workspace: Workspace, *, aborted: bool) -> int:
     return number
 
 
-@_command
+@history_command
 @FROM
 @TO
 @STAT
@@ -219,7 +220,7 @@ def diff(
     return _export(invocation, directory, a, b, "diff", None, with_ignored, stat=stat)
 
 
-@_command
+@history_command
 @FROM
 @TO
 @click.option(
@@ -308,7 +309,7 @@ class HistoryPathsCommand(PathsCommand, HistoryCommand):
 
 @_command_of(HistoryPathsCommand)
 @click.argument("n", type=click.IntRange(min=1), required=False)
-@click.option("--step", callback=_step_name, metavar="K", help="Reverse step K alone, a number or a name.")
+@click.option("--step", callback=step_name, metavar="K", help="Reverse step K alone, a number or a name.")
 @click.option("--run", is_flag=True, help="Reverse all steps of the newest run.")
 @DRY_RUN
 @WITH_IGNORED
@@ -424,7 +425,7 @@ def apply(invocation: Invocation, patch: Path, directory: Path, dry_run: bool, p
     return 0
 
 
-@_command
+@history_command
 @STEP
 @DRY_RUN
 @WITH_IGNORED
@@ -447,7 +448,7 @@ def restore(invocation: Invocation, directory: Path, step: StepName, dry_run: bo
     return code
 
 
-@_command
+@history_command
 @click.argument("name")
 @click.option("--drop", is_flag=True, help="Take the name away again.")
 def checkpoint(invocation: Invocation, directory: Path, name: str, drop: bool) -> int:
@@ -464,7 +465,7 @@ def checkpoint(invocation: Invocation, directory: Path, name: str, drop: bool) -
     return 0
 
 
-@_command
+@history_command
 def recover(invocation: Invocation, directory: Path) -> int:
     """Roll back a call that a crash interrupted in DIR, if there is one. Every opening does so."""
     with opened(directory, invocation, changes=True) as workspace:
@@ -476,7 +477,7 @@ def recover(invocation: Invocation, directory: Path) -> int:
     return 0
 
 
-@_command
+@history_command
 @click.option("--keep", type=click.IntRange(min=0), default=100, show_default=True, metavar="N", help="Steps to keep.")
 def gc(invocation: Invocation, directory: Path, keep: int) -> int:
     """Drop from the history of DIR what its newest and its named steps do not need. The files stay as they are."""
@@ -540,6 +541,22 @@ def opened(directory: Path, invocation: Invocation, *, changes: bool, dry_run: b
         raise NotStartedError(str(error)) from None
     except StateDirectoryError as error:
         raise click.ClickException(describe_error(error)) from None
+
+
+@contextmanager
+def opened_to_change(directory: Path, invocation: Invocation, *, dry_run: bool = False) -> Generator[Workspace]:
+    """`opened` to be changed, where the directory may have no history yet: then it begins with the files as they are.
+
+    Raises what `opened` does.
+    """
+    if find_workspace(directory) != Path(os.path.realpath(directory)):
+        try:
+            with invocation.signals.let_through(), recording() as progress:
+                Workspace.open(directory, progress=progress).close()
+        except KeyboardInterrupt:
+            raise click.Abort("interrupted: nothing was changed") from None
+    with opened(directory, invocation, changes=True, dry_run=dry_run) as workspace:
+        yield workspace
 
 
 def _interrupted(directory: Path, before: str | None) -> str:

@@ -59,7 +59,14 @@ HISTORY = {
     "export": "Write the changes of DIR from step A (by default the oldest) to B (by default the newest) for git.",
     "gc": "Drop from the history of DIR what its newest and its named steps do not need.",
 }
+FORKS = {
+    "fork": "Make a fork of DIR called NAME: a directory with all of its files and a history of its own.",
+    "forks": "List the forks of DIR that were not discarded.",
+    "promote": "Make the changes of the fork NAME in DIR, as one step, which can be undone.",
+    "discard": "Delete the fork NAME of DIR: its files and its history.",
+}
 LAZY = {
+    **{name: ("ringfence_cli.forks", sentence) for name, sentence in FORKS.items()},
     **{name: ("ringfence_cli.history", sentence) for name, sentence in HISTORY.items()},
     "batch": (
         "ringfence_cli.batch",

@@ -1,0 +1,172 @@
+"""The commands for forks of a disk workspace: make one, list them, promote the best, discard the others."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ringfence import serde
+from ringfence.errors import RingfenceError
+from ringfence.escapes import display_path, escape_path
+from ringfence_cli.history import DRY_RUN, history_command, opened, opened_to_change, step_name
+from ringfence_cli.options import Invocation
+from ringfence_sandbox import Fork, Promotion, Workspace
+from ringfence_tools.printable import plural, printable
+from ringfence_tools.runs.outputs import ErrorStream, put
+
+if TYPE_CHECKING:
+    from ringfence_sandbox import StepName
+
+MAX_NAMED = 10
+"""The most paths of one kind that are named."""
+
+
+def _known_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a fork."""
+    with (
+        suppress(RingfenceError, OSError, LookupError, ValueError),
+        Workspace.open(ctx.params.get("directory") or Path(), read_only=True) as workspace,
+    ):
+        return [record.name for record in workspace.forks() if record.name.startswith(incomplete)]
+    return []
+
+
+NAME = click.argument("name", shell_complete=_known_names)
+
+
+@history_command
+@click.argument("name")
+@click.option("--at", callback=step_name, metavar="STEP", help="Begin with the files as they were after STEP.")
+@click.option("--into", type=click.Path(path_type=Path), metavar="PATH", help="Make it there, where nothing is yet.")
+@click.option("--no-secrets", is_flag=True, help="Leave hidden files out.")
+def fork(
+    invocation: Invocation, directory: Path, name: str, at: StepName | None, into: Path | None, no_secrets: bool
+) -> int:
+    """Make a fork of DIR called NAME: a directory with all of its files and a history of its own."""
+    with (
+        opened_to_change(directory, invocation) as workspace,
+        workspace.fork(name, at=at, into=into, secrets=not no_secrets) as made,
+    ):
+        record = made.fork_record
+    assert record is not None, "it was forked"
+    if invocation.wants_json:
+        invocation.put_json({"fork": _json(record)})
+        return 0
+    put(f"{escape_path(record.root)}\n".encode())
+    errors = ErrorStream()
+    for line in _what_differs(record):
+        errors.say(line)
+    errors.say(f"`ringfence promote {shlex.quote(str(directory))} {name}` makes its changes here, too")
+    return 0
+
+
+def _what_differs(record: Fork) -> Iterator[str]:
+    if record.points_back:
+        yield f"still named {escape_path(record.source)} in: {_named(record.points_back)}"
+    if record.rewritten:
+        yield f"links that lead into the fork now: {_named(record.rewritten)}"
+    if record.left_out:
+        yield f"left out: {_named([f'{path} ({why})' for path, why in record.left_out.items()])}"
+
+
+def _named(paths: Sequence[str]) -> str:
+    more = len(paths) - MAX_NAMED
+    named = ", ".join(escape_path(path) for path in paths[:MAX_NAMED])
+    return named + (f" and {more} more; --json lists all" if more > 0 else "")
+
+
+@history_command
+def forks(invocation: Invocation, directory: Path) -> int:
+    """List the forks of DIR that were not discarded."""
+    with opened(directory, invocation, changes=False) as workspace:
+        found = workspace.forks()
+    if invocation.wants_json:
+        invocation.put_json({"forks": [_json(record) for record in found]})
+        return 0
+    put("".join(f"{_line(record)}\n" for record in found).encode())
+    ErrorStream().say(plural(len(found), "fork"))
+    return 0
+
+
+def _line(record: Fork) -> str:
+    state = "" if record.state == "ready" else f"  ({record.state})"
+    made = f"{record.created_at.astimezone():%Y-%m-%d %H:%M}"
+    return f"{record.name:16}  {made}  step {record.step:<5}  {escape_path(record.root)}{state}"
+
+
+@history_command
+@NAME
+@DRY_RUN
+@click.option(
+    "--on-conflict",
+    type=click.Choice(["abort", "keep"]),
+    default="abort",
+    show_default=True,
+    help="If a path has changed here as well: change nothing at all; or keep it as it is here.",
+)
+@click.option("--with-git", is_flag=True, help="Move the branch, too, if it is where it was at the fork.")
+def promote(invocation: Invocation, directory: Path, name: str, dry_run: bool, on_conflict: str, with_git: bool) -> int:
+    """Make the changes of the fork NAME in DIR, as one step, which can be undone. The fork stays until discarded."""
+    with opened_to_change(directory, invocation, dry_run=dry_run) as workspace:
+        done = workspace.promote(name, "keep" if on_conflict == "keep" else "abort", dry_run=dry_run, with_git=with_git)
+    if invocation.wants_json:
+        paths = [
+            {"path": escape_path(path), "outcome": outcome, "reason": done.reasons.get(path)}
+            for path, outcome in done.outcomes.items()
+        ]
+        step = serde.dump(done.step) if done.step is not None else None
+        notes, ref = [escape_path(note) for note in done.notes], done.git_ref
+        invocation.put_json({"dry_run": dry_run, "paths": paths, "step": step, "notes": notes, "git_ref": ref})
+    else:
+        _say(done, directory, dry_run=dry_run)
+    return 1 if done.conflicts else 0
+
+
+def _say(done: Promotion, directory: Path, *, dry_run: bool) -> None:
+    lines = [
+        f"{outcome:9} {printable(display_path(path))}{_why(done, path)}\n" for path, outcome in done.outcomes.items()
+    ]
+    put("".join(lines).encode())
+    errors, here = ErrorStream(), shlex.quote(str(directory))
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(done.outcomes.values()).items())
+    stays = dry_run or (done.step is None and bool(done.conflicts))
+    errors.say((f"nothing was changed; it would be {counts}" if stays else counts) or "the fork has no changes")
+    for note in done.notes:
+        errors.say(escape_path(note))
+    if done.git_ref and not stays:
+        errors.say(f"its commits are named by {done.git_ref}")
+    if done.conflicts and done.step is None and not dry_run:
+        errors.say("--on-conflict keep promotes the rest, and keeps these as they are here")
+    if done.step is not None:
+        errors.say(f"step {done.step.number}: `ringfence undo {here}` reverses it")
+
+
+def _why(done: Promotion, path: str) -> str:
+    reason = done.reasons.get(path, "")
+    return f"  ({printable(escape_path(reason))})" if reason else ""
+
+
+@history_command
+@NAME
+def discard(invocation: Invocation, directory: Path, name: str) -> int:
+    """Delete the fork NAME of DIR: its files and its history. What was promoted stays."""
+    with opened(directory, invocation, changes=False) as workspace:
+        record = workspace.fork_named(name)
+        workspace.discard_fork(name)
+    if invocation.wants_json:
+        invocation.put_json({"discarded": _json(record)})
+    else:
+        ErrorStream().say(f"the fork {name} is gone, with {escape_path(record.root)}")
+    return 0
+
+
+def _json(record: Fork) -> dict[str, object]:
+    values = {key: value for key, value in asdict(record).items() if key not in ("inode", "born_ns")}
+    return {**values, "created_at": record.created_at.isoformat(timespec="seconds")}

@@ -1,0 +1,119 @@
+"""The commands for forks: what they print, their exit codes and their JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import ringfence, ringfence_text
+
+from ringfence_sandbox import Workspace
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "a.txt").write_text("a\n")
+    (tree / "b.txt").write_text("b\n")
+    return tree
+
+
+def answer(*words: str | Path) -> dict[str, Any]:
+    return json.loads(ringfence(*words, "--json").stdout)
+
+
+def fork(tree: Path, name: str, *options: str | Path) -> Path:
+    done = ringfence_text("fork", tree, name, *options)
+    assert done.returncode == 0, done.stderr
+    assert f"`ringfence promote {tree} {name}` makes its changes here, too" in done.stderr
+    return Path(done.stdout.rstrip("\n"))
+
+
+def test_a_fork_is_made_promoted_undone_and_discarded(tree: Path) -> None:
+    place = fork(tree, "first")
+    assert (place / "a.txt").read_text() == "a\n"
+    (place / "a.txt").write_text("of the fork\n")
+    done = ringfence_text("promote", tree, "first", "--dry-run")
+    assert (done.returncode, done.stdout) == (0, "applied   a.txt\n")
+    assert "nothing was changed; it would be 1 applied" in done.stderr
+    assert (tree / "a.txt").read_text() == "a\n"
+    done = ringfence_text("promote", tree, "first")
+    assert (done.returncode, done.stdout) == (0, "applied   a.txt\n")
+    assert f"step 1: `ringfence undo {tree}` reverses it" in done.stderr
+    assert (tree / "a.txt").read_text() == "of the fork\n"
+    assert ringfence("undo", tree).returncode == 0
+    assert (tree / "a.txt").read_text() == "a\n"
+    listed = ringfence_text("forks", tree)
+    assert str(place) in listed.stdout
+    done = ringfence_text("discard", tree, "first")
+    assert (done.returncode, place.exists()) == (0, False)
+    assert done.stderr == f"the fork first is gone, with {place}\n"
+    assert ringfence_text("forks", tree).stderr == "0 forks\n"
+
+
+def test_a_conflict_is_exit_code_1_and_changes_nothing_unless_the_rest_is_asked_for(tree: Path) -> None:
+    place = fork(tree, "one")
+    (place / "a.txt").write_text("there\n")
+    (place / "b.txt").write_text("there\n")
+    (tree / "a.txt").write_text("here\n")
+    done = ringfence_text("promote", tree, "one")
+    assert done.returncode == 1
+    assert done.stdout == "conflict  a.txt  (changed since by somebody else)\napplied   b.txt\n"
+    assert "--on-conflict keep promotes the rest" in done.stderr
+    assert (tree / "b.txt").read_text() == "b\n"
+    found = answer("promote", tree, "one", "--on-conflict", "keep")
+    assert [(path["path"], path["outcome"]) for path in found["paths"]] == [("a.txt", "conflict"), ("b.txt", "applied")]
+    assert (found["step"]["number"], found["git_ref"]) == (1, "")
+    assert [(tree / name).read_text() for name in ("a.txt", "b.txt")] == ["here\n", "there\n"]
+
+
+def test_json_says_all_of_a_fork(tree: Path, tmp_path: Path) -> None:
+    (tree / "here").symlink_to(tree / "a.txt")
+    (tree / "build").mkdir()
+    (tree / "build/CMakeCache.txt").write_text(f"HOME={tree}\n")
+    os.mkfifo(tree / "pipe")
+    (tree / ".env").write_text("KEY=secret\n")
+    made = answer("fork", tree, "one", "--into", tmp_path / "there", "--no-secrets")["fork"]
+    assert (made["name"], made["root"], made["state"], made["step"]) == ("one", str(tmp_path / "there"), "ready", 0)
+    assert (made["points_back"], made["rewritten"]) == (["build/CMakeCache.txt"], ["here"])
+    assert made["left_out"]["pipe"] == "special file"
+    assert answer("forks", tree)["forks"] == [made]
+    assert answer("discard", tree, "one")["discarded"] == made
+    done = ringfence_text("fork", tree, "two")
+    assert f"still named {tree} in: build/CMakeCache.txt" in done.stderr
+    assert "links that lead into the fork now: here" in done.stderr
+    assert "left out: pipe (special file)" in done.stderr
+
+
+def test_a_fork_of_a_step_has_its_files(tree: Path) -> None:
+    with Workspace.open(tree) as workspace:
+        for text in ("one\n", "two\n"):
+            with workspace.transaction("write", opaque=False):
+                workspace.filesystem.write("a.txt", text)
+    assert (fork(tree, "then", "--at", "1") / "a.txt").read_text() == "one\n"
+    assert ringfence("fork", tree, "never", "--at", "9").returncode == 2
+
+
+def test_what_cannot_be_done_is_said(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tree)
+    assert ringfence_text("forks").returncode == 1
+    place = fork(tree, "one")
+    for words, expected in (
+        (("promote", "two"), "there is no fork 'two'; there are: one"),
+        (("discard", "two"), "there is no fork 'two'; there are: one"),
+        (("fork", "a/b"), "cannot be the name of a fork"),
+        (("fork", "one"), "there is a fork 'one'"),
+    ):
+        done = ringfence_text(*words[:1], ".", *words[1:])
+        assert done.returncode != 0
+        assert expected in done.stderr
+    with Workspace.open(place):
+        done = ringfence_text("promote", "one")
+        assert done.returncode not in (0, 1)
+        assert str(place) in done.stderr
+        assert ringfence("discard", "one").returncode == done.returncode
+    assert ringfence("discard", "one").returncode == 0
