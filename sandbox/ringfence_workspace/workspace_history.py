@@ -54,16 +54,19 @@ class WorkspaceHistory:
         with self._looking_alone():
             return self._store.steps()
 
-    def log(self, limit: int | None = None, *, with_ignored: bool = True) -> Sequence[LogEntry]:
+    def log(
+        self, limit: int | None = None, *, with_ignored: bool = True, before: str | None = None
+    ) -> Sequence[LogEntry]:
         """The history, newest first: steps, what somebody else changed in between, and the baseline; after them what
-        `gc` has left for its name alone. All of it, or the newest ``limit`` entries. Without ``with_ignored``, paths
-        that git ignores are only counted."""
+        `gc` has left for its name alone. All of it, or the newest ``limit`` entries. With ``before``, the commit of an
+        entry, only what is older. Without ``with_ignored``, paths that git ignores are only counted. LookupError where
+        there is no such commit."""
         with self._looking_alone():
             ignored = None if with_ignored else IgnoredInHistory(self._store, self.root)
             names = self._find.names()
             entries = (
                 (record.parent, log_entry(self._store, record, names.get(record.commit, ())))
-                for record in self._store.commits()
+                for record in self._store.commits(before=before)
             )
             # Others' changes of nothing but times are commits too, and of no interest; but the oldest one is, always.
             shown = (
@@ -72,11 +75,13 @@ class WorkspaceHistory:
                 if entry.paths or entry.names or entry.number is not None or parent is None
             )
             most = None if limit is None else min(limit, sys.maxsize)
-            found = list(itertools.islice(itertools.chain(shown, self._detached_entries(names)), most))
+            found = list(itertools.islice(itertools.chain(shown, self._detached_entries(names, before)), most))
             return found if ignored is None else [ignored.without(entry) for entry in found]
 
-    def _detached_entries(self, names: Mapping[str, Sequence[str]]) -> Iterator[LogEntry]:
-        for record in self._find.detached_records():
+    def _detached_entries(self, names: Mapping[str, Sequence[str]], before: str | None) -> Iterator[LogEntry]:
+        records = self._find.detached_records()
+        at = next((at for at, record in enumerate(records, 1) if record.commit == before), 0)
+        for record in records[at:]:
             yield log_entry(self._store, record, names[record.commit], apart=True)
 
     def named_steps(self) -> Sequence[NamedStep]:
@@ -128,7 +133,7 @@ class WorkspaceHistory:
         """The paths that git ignores by the ignore files that a commit has, and that git's index does not have now.
 
         So is what programs left in directories that were made since and ignore themselves now."""
-        ignored = Repository(self.root).ignored(partial(self._read_at, commit))
+        ignored = Repository(self.root).ignored(partial(self.read_at, commit))
         known: dict[str, Set[str]] = {}
 
         def is_typed(path: str) -> bool:
@@ -146,7 +151,9 @@ class WorkspaceHistory:
         with self._looking_alone():
             return is_new_since(self._store, commit, directory)
 
-    def _read_at(self, commit: str, path: str) -> bytes | None:
+    def read_at(self, commit: str, path: str) -> bytes | None:
+        """The bytes of a file as a commit has it; None for what is no file, or what the commit does not know.
+        LookupError where there is no such commit."""
         with self._looking_alone():
             return file_at(self._store, commit, path)
 

@@ -196,6 +196,7 @@ def test_every_call_leaves_a_line_in_the_receipts_file_after_those_that_are_ther
     assert run(tree, "--receipts", receipts, turns=[EDIT, calls(denied, unknown, failed), DONE]).returncode == 0
     lines = [json.loads(line) for line in receipts.read_text().splitlines()]
     assert [line.get("outcome") for line in lines] == [None, *["committed"] * 3, "denied", "rejected", "failed"]
+    assert any(line.get("answer") for line in lines)
 
 
 @pytest.mark.parametrize(

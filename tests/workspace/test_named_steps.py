@@ -111,9 +111,23 @@ def test_what_gc_leaves_for_its_name_alone_is_in_the_log_and_known_by_its_number
         (2, ("early",), True),
     ]
     assert len(workspace.log(2)) == 2
+    whole = workspace.log()
+    pages = [workspace.log(1, before=entry.commit) for entry in whole]
+    assert pages == [[whole[1]], [whole[2]], []]
     assert workspace.restore(2).outcomes == {"x": "restored"}
     with pytest.raises(LookupError, match="step 3 has been dropped"):
         workspace.restore(3)
+
+
+def test_a_log_goes_on_before_any_entry_and_has_what_a_file_was_there(workspace: Workspace) -> None:
+    for number in range(1, 4):
+        write(workspace, f"{number}\n")
+    newest, *older = workspace.log()
+    assert workspace.log(2, before=newest.commit) == older[:2]
+    assert workspace.read_at(older[0].commit, "x") == b"2\n"
+    assert workspace.read_at(older[0].commit, "nothing") is None
+    with pytest.raises(LookupError):
+        workspace.log(before="0" * 40)
 
 
 @pytest.mark.parametrize("name", ["", "7", "a b", "../x", "a/b", ".x", "-x", "a..b", "x.lock", "x.", "é", "x" * 65])

@@ -21,6 +21,10 @@ _NEWEST = 100
 """Entries of the log among which the newest step is looked for: the others are what somebody else changed since."""
 
 
+MAX_ANSWER_CHARACTERS = 40_000
+"""The most characters of the answer to a call in its line."""
+
+
 class ReceiptsFile(OutputFile, RunWatcher):
     """A watcher that appends a line for every tool call at once."""
 
@@ -28,7 +32,7 @@ class ReceiptsFile(OutputFile, RunWatcher):
         super().__init__(path, append=True)
 
     def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
-        self.write(json_line(receipt.to_json()))
+        self.write(json_line({**receipt.to_json(), "answer": shorten(answer)} if answer else receipt.to_json()))
 
     def complete(self, workspace: Workspace) -> None:
         """Append receipts that a crash kept from being written.
@@ -64,6 +68,14 @@ class ReceiptsFile(OutputFile, RunWatcher):
         except OSError:  # it may be written, and not be read
             pass
         return b""
+
+
+def shorten(answer: str) -> str:
+    """Cut a long answer in the middle. The end of an output usually has the result."""
+    half = MAX_ANSWER_CHARACTERS // 2
+    if len(answer) <= MAX_ANSWER_CHARACTERS:
+        return answer
+    return f"{answer[:half]}\n[... {len(answer) - 2 * half:,} characters left out ...]\n{answer[-half:]}"
 
 
 def _of_killed(killed: KilledCall, step: LogEntry | None, workspace: Workspace) -> Receipt:

@@ -376,9 +376,17 @@ class Store:
     def author(self, commit: str) -> str:
         return self._parsed(commit).author.decode("utf-8", "replace")
 
-    def commits(self) -> Iterator[CommitRecord]:
-        """The history, newest first, external changes included."""
-        return self._commits_from(self.tip)
+    def commits(self, *, before: str | None = None) -> Iterator[CommitRecord]:
+        """The history, newest first, external changes included. With ``before``, what is older than that commit.
+
+        Raises LookupError where there is no such commit.
+        """
+        if before is None:
+            return self._commits_from(self.tip)
+        try:
+            return self._commits_from(self.commit(before).parent)
+        except KeyError:
+            raise LookupError(f"the history has no commit {before}, or not any more") from None
 
     def _commits_from(self, commit: str | None) -> Iterator[CommitRecord]:
         while commit is not None:
