@@ -104,5 +104,5 @@ lowest: $(READY)
 	"$$dir/venv/bin/python" -m pytest -n 2 --dist worksteal $(BOUNDED) $(ARGS)
 
 clean:
-	rm -rf .venv dist build .benchmarks .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv dist build .benchmarks .doors .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,13 +18,14 @@ SOURCES = {
     "ringfence": "platform",
     "ringfence_batch": "contrib_tools",
     "ringfence_cli": "contrib_tools",
+    "ringfence_doors": "contrib_tools",
     "ringfence_guard": "contrib_tools",
     "ringfence_mcp": "contrib_tools",
     "ringfence_workspace": "sandbox",
     "ringfence_sandbox": "sandbox",
     "ringfence_tools": "contrib_tools",
 }
-EXTRAS = {"anyio", "mcp", "mcp_types", "opentelemetry", "ray", "tomlkit", "uvicorn"}
+EXTRAS = {"anyio", "mcp", "mcp_types", "opentelemetry", "pydantic_ai", "ray", "tomlkit", "uvicorn"}
 
 
 def in_checkout(checkout: Path) -> set[str]:

@@ -29,6 +29,7 @@ PACKAGES = (
     "contrib_tools/ringfence_cli",
     "contrib_tools/ringfence_mcp",
     "contrib_tools/ringfence_guard",
+    "contrib_tools/ringfence_doors",
 )
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEMO = ROOT / "contrib_tools/ringfence_cli/demo/sample"

@@ -1,0 +1,21 @@
+"""The suites that other frameworks have for those who plug into them, with the oldest and the newest version."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from door_environments import Age, DoorSuite, make_environment, run_suite
+
+SUITES = [DoorSuite("pydantic-ai", extra="pydantic-ai", passes=71)]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("age", ["oldest", "newest"])
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
+def test_a_door_passes_the_suite_of_its_framework(suite: DoorSuite, age: Age, tmp_path: Path) -> None:
+    summary = run_suite(make_environment(suite, age), suite, tmp_path / "suite")
+    passed = re.search(r"(\d+) passed", summary)
+    assert passed is not None, summary
+    assert int(passed[1]) >= suite.passes, summary
