@@ -41,7 +41,9 @@ EXAMPLES = [
     pytest.param(one, block, id=f"{one.name}:{block.line}")
     for one in PAGES
     for block in one.blocks
-    if block.language == "python" and "PodmanSandbox" not in block.text  # those run in tests/sandbox/podman
+    if block.language == "python"
+    and "PodmanSandbox" not in block.text  # those run in tests/sandbox/podman
+    and not block.is_elsewhere
 ]
 
 

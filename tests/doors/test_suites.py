@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 from door_environments import Age, DoorSuite, make_environment, run_suite
 
-SUITES = [DoorSuite("pydantic-ai", extra="pydantic-ai", passes=71)]
+SUITES = [
+    DoorSuite("pydantic-ai", passes=71),
+    DoorSuite("deepagents", passes=86),
+    DoorSuite("deepagents-code", passes=3),
+]
 
 
 @pytest.mark.prove

@@ -22,7 +22,7 @@ class DoorSuite:
     """A suite in `tests/doors/suites`, what it needs, and how many of its tests pass."""
 
     name: str
-    extra: str
+    """Of the extra, too."""
     passes: int
 
     @property
@@ -38,7 +38,7 @@ class DoorSuite:
         extras: dict[str, list[str]] = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"][
             "optional-dependencies"
         ]
-        return [re.sub(r">=([\w.]+).*", r"==\1", requirement) for requirement in extras[self.extra]]
+        return [re.sub(r">=([\w.]+).*", r"==\1", requirement) for requirement in extras[self.name]]
 
 
 def make_environment(suite: DoorSuite, age: Age) -> Path:
@@ -47,7 +47,7 @@ def make_environment(suite: DoorSuite, age: Age) -> Path:
     uv = Path(sys.executable).with_name("uv")
     _run([uv, "venv", "--quiet", "--no-config", "--clear", "--python", sys.executable, environment])
     command: list[object] = [uv, "pip", "install", "--quiet", "--python", environment, "--group", suite.group]
-    command += ["--editable", f".[{suite.extra}]", *(suite.oldest() if age == "oldest" else ["--upgrade"])]
+    command += ["--editable", f".[{suite.name}]", *(suite.oldest() if age == "oldest" else ["--upgrade"])]
     _run(command)
     return environment / "bin/python"
 
@@ -61,6 +61,7 @@ def run_suite(python: Path, suite: DoorSuite, directory: Path) -> str:
     """Run a suite, and return the last line that pytest printed. Raises AssertionError where it fails."""
     folder = suite.file.parent
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--import-mode=importlib"]
+    command += ["-o", "asyncio_mode=auto"]  # of pytest-asyncio, where a suite needs that
     command += ["--rootdir", folder, "--confcutdir", folder, "--basetemp", directory, suite.file]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(

@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
 DOCS = PROJECT / "docs"
+DOORS = ("deepagents", "inspect_ai", "langchain", "langchain_core", "minisweagent")
+"""Frameworks whose doors have environments of their own."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -20,6 +23,12 @@ class Block:
     language: str
     text: str
     line: int
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it needs a framework that is not installed here. The suite of a door in tests/doors runs it then."""
+        names = re.findall(r"^(?:from|import) (\w+)", self.text, re.MULTILINE)
+        return any(name in DOORS and find_spec(name) is None for name in names)
 
 
 @dataclass(frozen=True)

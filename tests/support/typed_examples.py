@@ -71,7 +71,7 @@ def write_examples(directory: Path) -> None:
     """Write each example of the pages into a file that is named after its place."""
     for page in pages():
         for block in page.blocks:
-            if block.language == "python":
+            if block.language == "python" and not block.is_elsewhere:
                 name = page.name.removesuffix(".md").replace("/", "_").replace("-", "_")
                 (directory / f"{name}_line_{block.line}.py").write_text(block.text, encoding="utf-8")
 
