@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ SUITES = [
     DoorSuite("pydantic-ai", passes=71),
     DoorSuite("deepagents", passes=86),
     DoorSuite("deepagents-code", passes=3),
+    DoorSuite("pytest", passes=6),
 ]
 
 
@@ -23,3 +25,8 @@ def test_a_door_passes_the_suite_of_its_framework(suite: DoorSuite, age: Age, tm
     passed = re.search(r"(\d+) passed", summary)
     assert passed is not None, summary
     assert int(passed[1]) >= suite.passes, summary
+
+
+def test_the_plugin_of_pytest_passes_its_own_here(tmp_path: Path) -> None:
+    suite = next(suite for suite in SUITES if suite.name == "pytest")
+    assert "passed" in run_suite(Path(sys.executable), suite, tmp_path / "suite")
