@@ -18,7 +18,7 @@ from captured_tree import capture_tree, shape
 from real_git import fsck, git, needs_git, repository
 
 from ringfence.errors import WorkspaceLockedError
-from ringfence.filesystem.hidden import HiddenFiles
+from ringfence.filesystem import HiddenFiles
 from ringfence_sandbox import Workspace, forget_store, stores
 
 

@@ -13,7 +13,7 @@ from captured_tree import capture_tree
 from real_git import fsck, git, needs_git, repository
 
 from ringfence.errors import TransactionError, WorkspaceLockedError
-from ringfence.filesystem.hidden import HiddenFiles
+from ringfence.filesystem import HiddenFiles
 from ringfence_sandbox import Workspace
 
 LINES = [f"{number}\n" for number in range(40)]
@@ -203,6 +203,25 @@ def test_commits_come_along_and_the_branch_moves_only_if_asked(root: Path, with_
         assert git(root, "rev-parse", "HEAD").strip() == old
         assert not (root / "new.txt").exists()
         fsck(root)
+
+
+@needs_git
+@pytest.mark.parametrize("head", ["refs/heads/../../config", "refs/heads/x.lock", "refs/other", "../out"])
+def test_no_name_of_a_branch_leads_to_other_files_of_git(root: Path, head: str) -> None:
+    repository(root)
+    with Workspace.open(root) as workspace, workspace.fork("a") as fork:
+        place = Path(fork.root)
+        new = commit(place, "of the fork") if (place / "new.txt").write_text("new\n") else ""
+        (place / ".git" / head).parent.mkdir(parents=True, exist_ok=True)
+        (place / ".git" / head).write_text(f"{new}\n")
+        (place / ".git/HEAD").write_text(f"ref: {head}\n")
+        before = {path: path.read_bytes() for path in (root / ".git").rglob("*") if path.is_file()}
+        done = workspace.promote(fork, with_git=True)
+        assert done.outcomes["new.txt"] == "applied"
+        after = {path: path.read_bytes() for path in (root / ".git").rglob("*") if path.is_file()}
+        assert {path: after[path] for path in before} == before
+        assert {path.suffix for path in after.keys() - before.keys()} <= {"", ".pack", ".idx"}
+        assert not any(path.is_relative_to(root / ".git/refs/heads") for path in after.keys() - before.keys())
 
 
 @needs_git

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from dulwich.errors import NotGitRepository
 from dulwich.object_store import MissingObjectFinder
 from dulwich.objects import ObjectID, ShaFile
-from dulwich.refs import Ref
+from dulwich.refs import Ref, check_ref_format
 from dulwich.repo import Repo
 
 from ringfence.errors import format_error
@@ -74,12 +74,15 @@ def git_changes(fork: Fork, *, with_git: bool) -> GitChanges | None:
 
 
 def _stands(here: Repo, branch: str, fork: Fork) -> bool:
-    """Whether a branch of the source is where it was at the fork: nowhere, if it is new in the fork."""
+    """Whether a branch of the source is where it was at the fork: nowhere, if it is new in the fork. The name comes
+    from the fork, and becomes a path."""
+    if not branch.startswith("refs/heads/") or not check_ref_format(Ref(branch.encode("utf-8", "surrogateescape"))):
+        return False
     try:
         now = here.refs[Ref(branch.encode("utf-8", "surrogateescape"))].decode()
     except KeyError:
         now = ""
-    return branch.startswith("refs/heads/") and now == (fork.git_commit if branch == fork.git_branch else "")
+    return now == (fork.git_commit if branch == fork.git_branch else "")
 
 
 def _packed(there: Repo, missing: Iterable[ObjectID]) -> dict[str, bytes]:

@@ -274,41 +274,50 @@ class TreeCopy:
                 raise
             self.made.left_out[path] = "unreadable"
             return None
-        with closing(original):
+        try:
             found = os.fstat(original)
             if not stat.S_ISREG(found.st_mode):
                 return None
-            with closing(create(target, name)) as descriptor:
-                for _ in range(_TRIES):
-                    copy_bytes(original, descriptor, found)
-                    again = os.fstat(original)
-                    if stamp_of(again) == stamp_of(found):
-                        break
-                    found = again
-                    os.ftruncate(descriptor, 0)
-                    os.lseek(original, 0, os.SEEK_SET)
-                    os.lseek(descriptor, 0, os.SEEK_SET)
-                else:
-                    copy_bytes(original, descriptor, found)
-                self._give_file(original, descriptor, path, found)
-                return found, os.fstat(descriptor)
+            descriptor = create(target, name)
+            try:
+                found = self._bytes(original, descriptor, found)
+                return found, self._give_file(original, descriptor, path, found)
+            finally:
+                os.close(descriptor)
+        finally:
+            os.close(original)
 
-    def _give_file(self, original: int, descriptor: int, path: str, found: os.stat_result) -> None:
-        here = os.fstat(descriptor)
+    def _bytes(self, original: int, descriptor: int, found: os.stat_result) -> os.stat_result:
+        """Copy the bytes, and again where somebody writes to the file meanwhile; what it was like."""
+        for _ in range(_TRIES):
+            copy_bytes(original, descriptor, found)
+            again = os.fstat(original)
+            if stamp_of(again) == stamp_of(found):
+                break
+            found = again
+            os.ftruncate(descriptor, 0)
+            os.lseek(original, 0, os.SEEK_SET)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        else:
+            copy_bytes(original, descriptor, found)
+        return found
+
+    def _give_file(self, original: int, descriptor: int, path: str, found: os.stat_result) -> os.stat_result:
+        here, mode = os.fstat(descriptor), stat.S_IMODE(found.st_mode)
         if (here.st_uid, here.st_gid) != (found.st_uid, found.st_gid):
-            with suppress(PermissionError):
+            try:
                 os.fchown(descriptor, found.st_uid, found.st_gid)
+            except PermissionError:
+                mode &= ~(stat.S_ISUID | stat.S_ISGID)
         attributes = attributes_of(original)
         if attributes:
             with suppress(OSError):
                 give_attributes(descriptor, attributes)
             self.made.attributes[path] = attributes
-        mode = stat.S_IMODE(found.st_mode)
-        if os.fstat(descriptor).st_uid != found.st_uid:
-            mode &= ~(stat.S_ISUID | stat.S_ISGID)
         if mode != 0o600 or attributes:
             os.fchmod(descriptor, mode)
         os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))
+        return os.fstat(descriptor)
 
     # -- what was there earlier
 
@@ -364,8 +373,7 @@ def copy_bytes(original: int, descriptor: int, found: os.stat_result) -> None:
     some. OSError."""
     size = found.st_size
     if size < _READ_BYTES:
-        while content := os.read(original, _READ_BYTES):
-            write_all(descriptor, content)
+        write_all(descriptor, os.read(original, _READ_BYTES))
         return
     is_sparse = size >= _SPARSE_BYTES and found.st_blocks * 512 < size
     try:
