@@ -26,6 +26,7 @@ TIMED = (
     "transactions.py",
     "disk.py",
     "history.py",
+    "forks.py",
     "providers.py",
     "mcp_call.py",
     "rendering.py",
