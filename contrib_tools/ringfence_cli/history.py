@@ -40,6 +40,7 @@ from ringfence_sandbox import (
     Workspace,
     describe_lost_rule,
     describe_replaced_root,
+    find_workspace,
 )
 from ringfence_tools.printable import (
     ignored_line,
