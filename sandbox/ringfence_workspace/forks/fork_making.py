@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -183,7 +183,7 @@ def _fill(source: ForkSource, fork: Fork, *, secrets: bool) -> Fork:
     try:
         copied = _copied(source, fork, target, secrets=secrets)
         base = _begin_history(source, fork, copied)
-        found = points_back(fork.unfinished_root, _paths(copied), source.root)
+        found = points_back(fork.unfinished_root, copied.files, source.root)
         done = replace(
             fork,
             state="ready",
@@ -247,11 +247,6 @@ def _differences(source: ForkSource, fork: Fork) -> Mapping[str, Entry | None]:
         for path, _, after in states.differences(source.tip, fork.commit)
         if unknown.why(path, there=after is not None) is None
     }
-
-
-def _paths(copied: CopiedTree) -> Iterator[str]:
-    for above, names in copied.stamps.items():
-        yield from (f"{above}/{name}" if above else name for name in names if name)
 
 
 def _begin_history(source: ForkSource, fork: Fork, copied: CopiedTree) -> str:

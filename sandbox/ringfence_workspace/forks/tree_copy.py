@@ -53,6 +53,7 @@ class CopiedTree:
     """What differs from the commit because it is a copy: link numbers, links that were rewritten, owners."""
     contents: list[bytes] = field(default_factory=list[bytes])
     """The targets of the links that were rewritten."""
+    files: list[str] = field(default_factory=list[str])
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     """By path why it is not in the copy."""
     rewritten: list[str] = field(default_factory=list[str])
@@ -237,6 +238,7 @@ class TreeCopy:
             made = self._file(source, target, name, path)
         if made is None:
             return
+        self.made.files.append(path)
         now, there = made
         if known == stamp_of(now):
             stamps[name] = stamp_of(there)
@@ -344,6 +346,7 @@ class TreeCopy:
             os.link(others[0], name, src_dir_fd=self._target, dst_dir_fd=target, follow_symlinks=False)
         else:
             make(target, name, entry.kind, self._earlier.content(entry.oid), entry.meta)
+            self.made.files.append(path)
         if others is not None:
             others.append(path)
         there = os.lstat(name, dir_fd=target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ _MOST_BYTES = 4 << 20
 _FIRST_LINE_BYTES = 4096
 
 
-def points_back(root: str, paths: Iterator[str], source: str) -> list[str]:
+def points_back(root: str, paths: Iterable[str], source: str) -> list[str]:
     """Those of these paths below a root whose bytes name the source, sorted. Only files are read that tools write
     such paths into."""
     wanted = os.fsencode(source)
