@@ -14,6 +14,7 @@ SUITES = [
     DoorSuite("deepagents", passes=86),
     DoorSuite("deepagents-code", passes=3),
     DoorSuite("pytest", passes=6),
+    DoorSuite("mini-swe-agent", passes=14),
 ]
 
 
