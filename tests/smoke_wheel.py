@@ -26,7 +26,7 @@ SOURCES = {
     "ringfence_tools": "contrib_tools",
 }
 EXTRAS = {"anyio", "mcp", "mcp_types", "opentelemetry", "ray", "tomlkit", "uvicorn"}
-DOORS = {"deepagents", "deepagents_code", "minisweagent", "pydantic_ai", "pytest"}
+DOORS = {"deepagents", "deepagents_code", "langchain_core", "minisweagent", "pydantic_ai", "pytest"}
 
 
 def in_checkout(checkout: Path) -> set[str]:

@@ -13,6 +13,7 @@ SUITES = [
     DoorSuite("pydantic-ai", passes=71),
     DoorSuite("deepagents", passes=86),
     DoorSuite("deepagents-code", passes=3),
+    DoorSuite("langchain", passes=14),
     DoorSuite("pytest", passes=6),
     DoorSuite("mini-swe-agent", passes=14),
 ]
