@@ -119,7 +119,7 @@ def test_a_block_that_changes_a_hidden_file_is_denied(workspace: Workspace, root
 
 def test_what_is_allowed_stays_and_is_in_no_history(workspace: Workspace, root: Path, store: Path) -> None:
     allowed = [HiddenFilesPolicy(allow=["/.env"])]
-    done = workspace.run(f"echo {NEW} > .env; echo two > a", shell=True, policies=allowed)
+    done = workspace.run(f"echo {NEW} > .env; echo two > a", shell=True, policies=allowed, title="")
     assert (done.outcome, done.changed_paths) == ("committed", (".env", "a"))
     assert (root / ".env").read_text() == f"{NEW}\n"
     assert workspace.run("rm app/.env", shell=True, policies=allowed).outcome == "denied"
@@ -131,7 +131,7 @@ def test_what_is_allowed_stays_and_is_in_no_history(workspace: Workspace, root: 
 def test_a_new_file_with_a_hidden_name_is_allowed_and_stays_also_after_a_failure(
     workspace: Workspace, root: Path, store: Path
 ) -> None:
-    done = workspace.run(f"echo {NEW} > .env.local; echo {NEW} > vault/new", shell=True)
+    done = workspace.run(f"echo {NEW} > .env.local; echo {NEW} > vault/new", shell=True, title="")
     assert (done.outcome, {*done.changed_paths}) == ("committed", {".env.local", "vault/new"})
     assert workspace.run(f"echo {NEW} > app/.env.local; exit 1", shell=True).outcome == "failed"
     assert (root / "app/.env.local").exists()
