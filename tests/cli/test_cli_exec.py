@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from agent_runs import owner_file
 from captured_tree import shape
 from command_line import ringfence, ringfence_process
 from terminals import Terminal
 
 from ringfence.filesystem import HiddenFiles
 from ringfence_sandbox import Workspace
-from ringfence_tools.runs.owner_policies import owner_file
 
 
 @pytest.fixture
