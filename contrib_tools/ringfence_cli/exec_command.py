@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from ringfence.errors import RingfenceError, WorkspaceLockedError
+from ringfence.escapes import display_path
 from ringfence.failures import describe_error
 from ringfence.participants import Change
 from ringfence.policies.effects import HiddenFilesPolicy
@@ -283,6 +284,11 @@ class _Exec:
             workspace = Workspace.open(self.root, progress=progress)
         if workspace.recovered is not None:
             self.errors.say(describe_recovery(workspace.recovered, self.root))
+        outside = None if self.quiet or self.podman else workspace.filesystem.git_outside
+        if outside is not None:
+            self.errors.say(
+                f"ringfence: git's data is outside of the workspace and not restored: {display_path(outside)}"
+            )
         return workspace
 
     def _done(self, workspace: Workspace, policies: Sequence[Policy]) -> CommandResult:

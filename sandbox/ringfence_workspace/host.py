@@ -231,6 +231,11 @@ class HostFilesystem(Transactional):
         found = () if self.history is None else self.history.linked_worktrees
         return tuple(path for path in found if os.path.isdir(os.path.join(self.root, path)))
 
+    @property
+    def git_outside(self) -> str | None:
+        """A directory of git's data outside of the root, which no rollback restores. None: there is none."""
+        return Repository(self.root).outside
+
     def hidden_files(self) -> Iterator[HiddenContent]:
         """Yield each hidden file, also those below hidden directories. What cannot be read is left out."""
         if self._hidden is not None:

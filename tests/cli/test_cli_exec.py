@@ -219,6 +219,14 @@ def test_at_a_terminal_a_failure_stays_unless_a_person_says_otherwise(tree: Path
     assert steps(tree) == (["exec"] if stays else [])
 
 
+def test_git_data_outside_of_the_directory_is_named_at_the_start(tree: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tree.parent / "other")], check=True)
+    (tree / ".git").write_text(f"gitdir: {tree.parent}/other/.git\n")
+    outside = str(tree.parent / "other/.git").encode()
+    assert outside in run(tree, "true").stderr
+    assert outside not in run(tree, "true", options=("--quiet",)).stderr
+
+
 def test_what_cannot_be_kept_is_not_taken_back_unless_it_is_to_be_discarded(tree: Path) -> None:
     script = "truncate -s 300M large; exit 3"
     refused = run(tree, "sh", "-c", script)

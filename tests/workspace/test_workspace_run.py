@@ -507,3 +507,28 @@ def test_a_step_says_which_command_it_is_of(root: Path, workspace: Workspace) ->
     assert (said.tool, said.title) == ("import", "")
     assert [entry.title for entry in workspace.log()][:3] == ["", odd.title, long.title]
     assert workspace.show(1).step.title == done.step.title
+
+
+@pytest.mark.parametrize(
+    ("make", "outside"),
+    [
+        ("git init -q root", None),
+        ("mkdir root", None),
+        ("git init -q . && mkdir root", ".git"),
+        (
+            (
+                "git init -q o && git -C o -c user.name=n -c user.email=e commit -q --allow-empty -m m"
+                " && git -C o worktree add -q ../root"
+            ),
+            "o/.git",
+        ),
+        ("git init -q --separate-git-dir=data root", "data"),
+    ],
+    ids=["in the root", "no repository", "a directory of it", "a linked worktree", "elsewhere"],
+)
+def test_git_data_outside_of_the_root_is_known(tmp_path: Path, make: str, outside: str | None) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    subprocess.run(make, shell=True, cwd=place, check=True)
+    with Workspace.open(place / "root", store=tmp_path / "store") as workspace:
+        assert workspace.filesystem.git_outside == (None if outside is None else str(place / outside))

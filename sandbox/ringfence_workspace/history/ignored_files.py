@@ -36,6 +36,23 @@ class Repository:
         """The root of the repository. The tree itself, if it has none."""
         return str(self._top)
 
+    @property
+    def outside(self) -> str | None:
+        """A directory outside of the tree in which git keeps refs and objects: of a linked worktree, a submodule, or a
+        directory of a repository. None: there is none."""
+        if self._git is None:
+            return None
+        tree = Path(self._top, self.base).resolve()
+        for place in (self._common(self._git), self._git):
+            real = place.resolve()
+            if real != tree and tree not in real.parents:
+                return str(real)
+        return None
+
+    @staticmethod
+    def _common(git: Path) -> Path:
+        return git / (file_content(git / "commondir") or b".").decode(errors="surrogateescape").strip()
+
     def ignored(self, read: Callable[[str], bytes | None]) -> IgnoredPaths:
         """Return the ignored paths of the tree. ``read`` returns the bytes of a file of the tree as the run found
         it, or None if there is none."""
@@ -50,8 +67,7 @@ class Repository:
         """The rules as they are now. None for a tree without a repository."""
         if self._git is None:
             return None
-        common = self._git / (file_content(self._git / "commondir") or b".").decode(errors="surrogateescape").strip()
-        excluded = file_content(common / "info" / "exclude") or b""
+        excluded = file_content(self._common(self._git) / "info" / "exclude") or b""
         return RepositoryRules(self.base, self._read_above, self._is_in_index, excluded)
 
     def _read_above(self, path: str) -> bytes | None:
