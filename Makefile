@@ -103,7 +103,7 @@ lock: $(READY)
 lowest: $(READY)
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 	.venv/bin/uv venv --quiet --no-config --python $(PY) "$$dir/venv" && \
-	.venv/bin/uv pip install --quiet --no-config --python "$$dir/venv" --resolution lowest-direct -e ".[agents,anthropic,mcp,openai,otel,pydantic-ai]" --group dev && \
+	.venv/bin/uv pip install --quiet --no-config --python "$$dir/venv" --resolution lowest-direct -e ".[agents,anthropic,mcp,openai,otel,pydantic-ai,view]" --group dev && \
 	"$$dir/venv/bin/python" -m pytest -n 2 --dist worksteal $(BOUNDED) $(ARGS)
 
 clean:

@@ -24,8 +24,9 @@ SOURCES = {
     "ringfence_workspace": "sandbox",
     "ringfence_sandbox": "sandbox",
     "ringfence_tools": "contrib_tools",
+    "ringfence_view": "contrib_tools",
 }
-EXTRAS = {"anyio", "mcp", "mcp_types", "opentelemetry", "ray", "tomlkit", "uvicorn"}
+EXTRAS = {"anyio", "mcp", "mcp_types", "opentelemetry", "ray", "starlette", "tomlkit", "uvicorn"}
 DOORS = {"deepagents", "deepagents_code", "langchain_core", "minisweagent", "pydantic_ai", "pytest"}
 
 

@@ -30,6 +30,7 @@ PACKAGES = (
     "contrib_tools/ringfence_mcp",
     "contrib_tools/ringfence_guard",
     "contrib_tools/ringfence_doors",
+    "contrib_tools/ringfence_view",
 )
 NAMED_OTHERWISE = {"minisweagent": "mini-swe-agent"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -86,6 +86,10 @@ LAZY = {
         "ringfence_cli.stores",
         "List the histories of this machine with size, last use and directory.",
     ),
+    "view": (
+        "ringfence_cli.view",
+        "Show the calls of DIR, or of a file of RECEIPTS, as a page: what each did, also what was rolled back.",
+    ),
 }
 
 

@@ -1,0 +1,31 @@
+"""A page that shows the calls of a workspace or a run: what each did, what was rolled back, and what came of it."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringfence_view.app import serve_view, view_app
+    from ringfence_view.pages import export_page
+    from ringfence_view.sources import CallSource
+
+__all__ = [
+    "CallSource",
+    "export_page",
+    "serve_view",
+    "view_app",
+]
+
+# Imported when asked for: an export needs no server.
+_MODULES = {"CallSource": "sources", "export_page": "pages", "serve_view": "app", "view_app": "app"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"ringfence_view.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,103 @@
+"""What a person does from the page: undo, restore, and reject a hunk. Each is previewed first, and is one step."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+
+from ringfence_sandbox import Reversal, Workspace
+from ringfence_tools.patching import apply_to
+from ringfence_tools.printable import one_line, plural
+from ringfence_view.diffs import reversed_patch
+from ringfence_view.sources import CallSource
+
+MAX_LISTED = 20
+MAX_WAITING = 20
+"""The previews that wait for somebody to go on."""
+
+Work = Callable[[bool], Sequence[str]]
+"""Does it, or with True only says what would become of each path. Returns lines for a person."""
+
+
+class Actions:
+    """The writes of one page. A preview gives a token, with which the same thing can be done once."""
+
+    def __init__(self, source: CallSource, directory: Path) -> None:
+        self._source = source
+        self._directory = directory
+        self._waiting: dict[str, Work] = {}
+        self._lock = Lock()
+
+    def preview(self, what: str, given: Mapping[str, str]) -> tuple[str, Sequence[str]]:
+        """Return the token, and what would become of each path.
+
+        Raises:
+            ValueError, LookupError: it cannot be asked for so, or there is no such step.
+            RingfenceError, OSError: the workspace cannot be opened now, such as while an agent has it.
+        """
+        work = self._work(what, given)
+        lines = work(True)
+        once = secrets.token_urlsafe(32)
+        with self._lock:
+            self._waiting[once] = work
+            for old in [*self._waiting][:-MAX_WAITING]:
+                del self._waiting[old]
+        return once, lines
+
+    def act(self, once: str) -> Sequence[str]:
+        """Do what was previewed.
+
+        Raises what `preview` raises, and LookupError for a token that is unknown or was used.
+        """
+        with self._lock:
+            work = self._waiting.pop(once, None)
+        if work is None:
+            raise LookupError("this was done already, or never previewed")
+        return work(False)
+
+    def _work(self, what: str, given: Mapping[str, str]) -> Work:
+        match what:
+            case "undo":
+                step = int(given["step"])
+                return lambda dry: self._reverse(
+                    lambda workspace: workspace.undo(step=step, dry_run=dry, with_ignored=False)
+                )
+            case "restore":
+                step = int(given["step"])
+                return lambda dry: self._reverse(
+                    lambda workspace: workspace.restore(step, dry_run=dry, with_ignored=False)
+                )
+            case "reject":
+                files, row = self._source.raw_files(given["key"]), int(given["row"])
+                patch = reversed_patch(files[int(given["file"])].patch_of_hunk(row))
+                return lambda dry: self._reject(patch, dry)
+            case _:
+                raise ValueError(f"there is no action {one_line(what, 40)!r}")
+
+    def _reverse(self, ask: Callable[[Workspace], Reversal]) -> Sequence[str]:
+        with self._source.opened(writable=True) as workspace:
+            done = ask(workspace)
+        counts = [f"{count} {outcome}" for outcome, count in Counter(done.outcomes.values()).items()]
+        lines = [", ".join(counts) or "nothing differs"]
+        listed = [
+            (path, what) for path, what in done.outcomes.items() if path not in done.ignored or what == "conflict"
+        ]
+        for path, outcome in listed[:MAX_LISTED]:
+            why = f" ({done.reasons[path]})" if path in done.reasons else ""
+            lines.append(one_line(f"{outcome}: {path}{why}", 300))
+        if len(listed) > MAX_LISTED:
+            lines.append(f"and {plural(len(listed) - MAX_LISTED, 'more path')}")
+        return [*lines, *done.notes]
+
+    def _reject(self, patch: bytes, dry: bool) -> Sequence[str]:
+        with (
+            self._source.opened(writable=True) as workspace,
+            workspace.transaction("reject", opaque=False) as block,
+        ):
+            files = apply_to(workspace.filesystem, patch)
+            if dry:
+                block.rollback()
+        return [one_line(file.render(), 300) for file in files]

@@ -1,0 +1,294 @@
+"""What a page is about: the calls of a workspace, of a file of receipts, or of both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import RLock
+from typing import Any, cast
+
+from ringfence.escapes import escape_path
+from ringfence.filesystem.hidden import HiddenFiles
+from ringfence.receipts import change_json
+from ringfence.secrets import Secrets
+from ringfence_sandbox import LogEntry, StepName, Workspace, remembered_hidden
+from ringfence_tools.printable import one_line, printable
+from ringfence_tools.runs.attention import Attention, attention
+from ringfence_view.blame import BlamedLine, blame
+from ringfence_view.call_records import CallRecords, policies_of
+from ringfence_view.diffs import DiffFile, diff_files
+from ringfence_view.timeline import Timeline, TimelineEntry, merged_entries
+
+PAGE = 200
+"""The entries of one page of a timeline."""
+MAX_SEARCHED = 3_000
+"""The entries that one search looks through before it answers."""
+_FETCHED = 200
+_KEPT = 8
+"""The patches that are kept for the next request."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePage:
+    entries: Sequence[TimelineEntry]
+    next_key: str | None
+    """Where the next page begins; None at the end."""
+    searched: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EntryDetail:
+    """All that is known of one entry, masked."""
+
+    entry: TimelineEntry
+    facts: Sequence[tuple[str, str]] = ()
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Arguments and the answer, by what they are."""
+    policies: Sequence[tuple[str, bool, str]] = ()
+    read: Sequence[str] = ()
+    changes: Sequence[Mapping[str, Any]] = ()
+    files: Sequence[DiffFile] | None = None
+    """The diff; None where no history has it."""
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What changed between two steps."""
+
+    since: str
+    until: str
+    files: Sequence[DiffFile]
+    look_first: Sequence[Attention]
+    notes: Sequence[str]
+
+
+class CallSource:
+    """The calls of a workspace, of a file of receipts, or of both. Any thread may use it."""
+
+    def __init__(self, directory: Path | None, receipts: Path | None) -> None:
+        """Raises FileNotFoundError, OSError, ValueError: what it is about cannot be read."""
+        self.directory = directory
+        self.records = CallRecords(receipts) if receipts is not None else None
+        self.title = one_line(escape_path(str(directory or receipts)), 200)
+        self.notes: Sequence[str] = ()
+        self._lock = RLock()
+        self._secrets = Secrets()
+        self._version: object = None
+        self._timeline = Timeline(iter(()))
+        self._patches: dict[str, tuple[Sequence[DiffFile], Sequence[Mapping[str, Any]], Sequence[str]]] = {}
+        if directory is not None:
+            self._hide = remembered_hidden(directory) or HiddenFiles()
+            with self.opened() as workspace:
+                self._secrets.add_hidden(workspace.filesystem)
+        else:
+            self.notes = ("What the receipts masked stays masked; without the directory nothing else can be.",)
+        self.refresh()
+
+    @property
+    def has_history(self) -> bool:
+        return self.directory is not None
+
+    @contextmanager
+    def opened(self, *, writable: bool = False) -> Generator[Workspace]:
+        """The workspace, by default to look at it. Raises what `Workspace.open` raises, and LookupError if there is
+        none."""
+        if self.directory is None:
+            raise LookupError("a file of receipts alone has no contents: open the directory, with --receipts")
+        with Workspace.open(self.directory, read_only=not writable, hide=self._hide) as workspace:
+            yield workspace
+
+    def refresh(self) -> bool:
+        """Look for news. Return whether there is any. Raises OSError, ValueError."""
+        with self._lock:
+            tip: object = None
+            aborted: Sequence[LogEntry] = ()
+            if self.directory is not None:
+                with self.opened() as workspace:
+                    aborted = workspace.aborted()
+                    tip = workspace.newest, aborted[0].number if aborted else 0
+            size = 0
+            if self.records is not None:
+                self.records.refresh()
+                size = self.records.path.stat().st_size
+            if (tip, size) == self._version:
+                return False
+            self._version = tip, size
+            history = self._history() if self.directory is not None else iter(())
+            records = self.records.newest_first() if self.records is not None else ()
+            self._timeline = Timeline(merged_entries(history, aborted, records, self._secrets.mask))
+            return True
+
+    @property
+    def version(self) -> str:
+        with self._lock:
+            return str(hash(self._version))
+
+    def _history(self) -> Iterator[LogEntry]:
+        before: str | None = None
+        while True:
+            with self.opened() as workspace:
+                entries = workspace.log(_FETCHED, with_ignored=False, before=before)
+            yield from entries
+            if len(entries) < _FETCHED:
+                return
+            before = entries[-1].commit
+
+    def page(self, after: str | None = None, outcome: str = "", words: str = "", size: int = PAGE) -> TimelinePage:
+        """The next entries that have an outcome and all of these words. Raises LookupError for an unknown ``after``."""
+        sought = words.casefold().split()
+        with self._lock:
+            found: list[TimelineEntry] = []
+            searched = 0
+            for searched, entry in enumerate(self._timeline.after(after), 1):
+                if entry.matches(outcome) and self._has(entry, sought):
+                    found.append(entry)
+                if len(found) == size or searched == MAX_SEARCHED:
+                    return TimelinePage(found, entry.key, searched)
+            return TimelinePage(found, None, searched)
+
+    def _has(self, entry: TimelineEntry, words: Sequence[str]) -> bool:
+        if not words:
+            return True
+        text = entry.text.casefold()
+        left = [word for word in words if word not in text]
+        if left and entry.record is not None and self.records is not None:
+            whole = self._secrets.mask(self.records.text(entry.record)).casefold()
+            left = [word for word in left if word not in whole]
+        return not left
+
+    def entry(self, key: str) -> TimelineEntry:
+        """Raises LookupError if there is none."""
+        with self._lock:
+            return self._timeline.find(key)
+
+    def detail(self, key: str) -> EntryDetail:
+        """Raises LookupError, OSError, ValueError."""
+        with self._lock:
+            entry = self._timeline.find(key)
+            whole: Mapping[str, Any] = {}
+            if entry.record is not None and self.records is not None:
+                whole = self._secrets.mask(self.records.whole(entry.record))
+            files, changes, notes = self._shown(entry)
+        return EntryDetail(
+            entry,
+            list(_facts(entry, whole)),
+            dict(_texts(whole)),
+            list(policies_of(whole)),
+            [one_line(str(path), 300) for path in whole.get("read") or ()],
+            changes or whole.get("changes") or (),
+            files,
+            notes,
+        )
+
+    def files(self, key: str) -> Sequence[DiffFile]:
+        """The diff of an entry. Raises LookupError if there is none."""
+        with self._lock:
+            files = self._shown(self._timeline.find(key))[0]
+        if files is None:
+            raise LookupError("no history has this diff")
+        return files
+
+    def _shown(
+        self, entry: TimelineEntry
+    ) -> tuple[Sequence[DiffFile] | None, Sequence[Mapping[str, Any]], Sequence[str]]:
+        if self.directory is None or (entry.number in (None, 0) and entry.aborted is None):
+            return None, (), ()
+        if entry.key not in self._patches:
+            with self.opened() as workspace:
+                shown = (
+                    workspace.aborted_step(entry.aborted, with_ignored=False)
+                    if entry.aborted is not None
+                    else workspace.show(entry.number or 0, with_ignored=False)
+                )
+            changes = [change_json(change) for change in shown.changes]
+            notes = [f"not in the history: {escape_path(path)} ({why})" for path, why in shown.left_out.items()]
+            notes += [f"{len(shown.ignored):,} ignored paths are not shown"] if shown.ignored else []
+            self._keep(entry.key, (diff_files(self._secrets.mask(shown.patch)), changes, notes))
+        return self._patches[entry.key]
+
+    def _keep(self, key: str, found: tuple[Sequence[DiffFile], Sequence[Mapping[str, Any]], Sequence[str]]) -> None:
+        self._patches[key] = found
+        for old in [*self._patches][:-_KEPT]:
+            del self._patches[old]
+
+    def difference(self, since: str = "", until: str = "") -> Difference:
+        """What changed between two steps, by default from the oldest to the newest. Raises LookupError, ValueError."""
+        a, b = _step(since), _step(until)
+        with self._lock, self.opened() as workspace:
+            exported = workspace.export(a=a, b=b, with_ignored=False)
+            paths = workspace.ignored_at(_commit(workspace, a))
+            look_first = attention(exported.changes, (), exported.text, paths)
+        files = diff_files(self._secrets.mask(exported.text))
+        notes = [f"left out: {escape_path(path)} ({why})" for path, why in exported.unknown.items()]
+        notes += [f"{len(exported.ignored):,} ignored paths are not shown"] if exported.ignored else []
+        return Difference(since, until, files, look_first, notes)
+
+    def raw_files(self, key: str) -> Sequence[DiffFile]:
+        """The diff of a step as it is, not masked. Raises LookupError if there is none."""
+        number = self.entry(key).number
+        if not number:
+            raise LookupError("only a step has hunks that can be rejected")
+        with self.opened() as workspace:
+            return diff_files(workspace.show(number, with_ignored=False).patch)
+
+    def blame(self, path: str) -> Sequence[BlamedLine]:
+        """Which step wrote each line of a file. Raises LookupError, ValueError."""
+        with self._lock, self.opened() as workspace:
+            lines = blame(workspace, path, workspace.log())
+        return self._secrets.mask(lines)
+
+
+def _commit(workspace: Workspace, step: StepName | None) -> str:
+    """The commit of a step; None is the oldest."""
+    if isinstance(step, str):
+        return next(one.commit for one in workspace.named_steps() if one.name == step)
+    try:
+        return workspace.step(step or 0).commit
+    except LookupError:
+        return workspace.log()[-1].commit
+
+
+def _step(text: str) -> StepName | None:
+    if not text.strip():
+        return None
+    return int(text) if text.strip().isdecimal() and len(text) < 20 else text.strip()
+
+
+def _facts(entry: TimelineEntry, whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "Began", f"{entry.at:%Y-%m-%d %H:%M:%S} UTC" if entry.at.utcoffset() is not None else str(entry.at)
+    names = {
+        "exit_code": "Exit code",
+        "approved_by": "Approved by",
+        "client": "Client",
+        "agent": "Agent",
+        "call_id": "Call",
+        "session_id": "Session",
+        "parent_call": "Within the call",
+        "rolled_back_by": "Rolled back by the call",
+        "detection": "Changes found by",
+    }
+    for name, title in names.items():
+        if (value := whole.get(name)) not in (None, "", [], {}):
+            yield title, one_line(value if isinstance(value, str) else json.dumps(value), 200)
+    if entry.commit:
+        yield "Commit", entry.commit[:12]
+    for host in whole.get("network") or ():
+        counts = ", ".join(f"{host.get(name, 0):,} {name}" for name in ("connections", "sent", "received", "refused"))
+        yield "Network", one_line(f"{host.get('host')}:{host.get('port')}: {counts}", 200)
+
+
+def _texts(whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    params: object = whole.get("params")
+    if isinstance(params, dict):
+        for name, value in cast("dict[str, object]", params).items():
+            if value not in (None, "", [], {}):
+                shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                yield one_line(name, 80), printable(shown)
+    elif params:
+        yield "As the model wrote it", printable(str(params))
+    if answer := str(whole.get("answer") or ""):
+        yield "Answer", printable(answer)

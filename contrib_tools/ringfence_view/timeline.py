@@ -1,0 +1,200 @@
+"""The calls of a workspace or a run in one line of time, newest first, made as far as somebody looks."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from ringfence.escapes import display_path
+from ringfence_sandbox import LogEntry
+from ringfence_tools.printable import one_line
+from ringfence_view.call_records import ROLLED_BACK, CallRecord
+
+MAX_PATHS = 20
+NO_REASON = "the history has no reason; the receipts of the run have it"
+OUTCOMES = (
+    "committed", "ok", "denied", "rejected", "rolled_back", "failed", "interrupted", "doubtful", "external", "approved",
+)  # fmt: skip
+"""What a timeline can be filtered by."""
+_SAFE = re.compile(r"[\w-]{1,80}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One call, or one change by somebody else. ``key`` is its place in links."""
+
+    key: str
+    outcome: str
+    title: str
+    at: datetime
+    number: int | None = None
+    aborted: int | None = None
+    commit: str = ""
+    seconds: float | None = None
+    summary: str = ""
+    paths: tuple[str, ...] = ()
+    more_paths: int = 0
+    ignored_paths: int = 0
+    client: str = ""
+    names: tuple[str, ...] = ()
+    reason: str = ""
+    approved_by: str = ""
+    record: CallRecord | None = None
+
+    @property
+    def is_rolled_back(self) -> bool:
+        return self.outcome in ROLLED_BACK
+
+    def matches(self, outcome: str) -> bool:
+        return not outcome or outcome == self.outcome or (outcome == "approved" and bool(self.approved_by))
+
+    @property
+    def text(self) -> str:
+        """What a search looks through."""
+        return "\n".join((self.key, self.title, self.summary, *self.paths, self.client, *self.names, self.reason))
+
+
+class Timeline:
+    """Entries that are made when they are needed. A change of what they come from needs a new timeline."""
+
+    def __init__(self, entries: Iterator[TimelineEntry]) -> None:
+        self._rest = entries
+        self._made: list[TimelineEntry] = []
+        self._at: dict[str, int] = {}
+
+    def after(self, key: str | None) -> Iterator[TimelineEntry]:
+        """The entries after one, or all. Raises LookupError if there is none of that key."""
+        at = 0 if key is None else self._place(key) + 1
+        while at < len(self._made) or self._make():
+            yield self._made[at]
+            at += 1
+
+    def find(self, key: str) -> TimelineEntry:
+        """Raises LookupError if there is none of that key."""
+        return self._made[self._place(key)]
+
+    def _place(self, key: str) -> int:
+        while key not in self._at:
+            if not self._make():
+                raise LookupError(f"there is no entry {one_line(key, 80)!r}, or not any more")
+        return self._at[key]
+
+    def _make(self) -> bool:
+        entry = next(self._rest, None)
+        if entry is not None and entry.key not in self._at:
+            self._at[entry.key] = len(self._made)
+            self._made.append(entry)
+        return entry is not None
+
+
+def merged_entries(
+    history: Iterator[LogEntry],
+    aborted: Sequence[LogEntry],
+    records: Sequence[CallRecord],
+    mask: Callable[[str], str] = str,
+) -> Iterator[TimelineEntry]:
+    """Yield all of them, newest first. A receipt and the step of its call are one entry."""
+    by_call = {record.call_id: record for record in records if record.outcome != "committed"}
+    rolled_back = [(entry, by_call.get(entry.call_id)) for entry in aborted]
+    kept_as = {record.receipt_id: entry for entry, record in rolled_back if record is not None}
+    alone = [of_aborted(entry) for entry, record in rolled_back if record is None]
+    others = sorted(
+        [*alone, *(of_record(record, kept_as.get(record.receipt_id)) for record in records)],
+        key=_end,
+        reverse=True,
+    )
+    by_commit = {record.commit: record for record in records if record.commit}
+    seen: set[str] = set()
+    at = 0
+    waiting: list[TimelineEntry] = []
+    for entry in history:
+        while at < len(others) and _end(others[at]) >= entry.created_at:
+            waiting.append(others[at])
+            at += 1
+        if (record := by_commit.get(entry.commit)) is not None:
+            seen.add(record.receipt_id)
+        # A receipt whose step is still to come waits for it: a step is made while its call runs.
+        ready = [one for one in waiting if not _can_come(one, by_commit, entry.created_at)]
+        waiting = [one for one in waiting if _can_come(one, by_commit, entry.created_at)]
+        yield from (_masked(one, mask) for one in ready if one.record is None or one.record.receipt_id not in seen)
+        yield _masked(of_log(entry, record), mask)
+    for one in (*waiting, *others[at:]):
+        if one.record is None or one.record.receipt_id not in seen:
+            yield _masked(one, mask)
+
+
+def _can_come(entry: TimelineEntry, by_commit: Mapping[str, CallRecord], now: datetime) -> bool:
+    return entry.record is not None and entry.record.commit in by_commit and entry.at <= now
+
+
+def _end(entry: TimelineEntry) -> datetime:
+    return entry.at + timedelta(seconds=min(entry.seconds or 0.0, 1e6))
+
+
+def _masked(entry: TimelineEntry, mask: Callable[[str], str]) -> TimelineEntry:
+    return replace(entry, summary=mask(entry.summary), reason=mask(entry.reason))
+
+
+def of_log(entry: LogEntry, record: CallRecord | None) -> TimelineEntry:
+    """A step, a change by somebody else, or the beginning."""
+    kind = {"baseline": "baseline", "external": "external"}.get(entry.kind, "committed")
+    title = {"baseline": "as it was found", "external": entry.tool or "somebody else"}.get(entry.kind, entry.tool)
+    paths = () if entry.kind == "baseline" else entry.paths
+    return TimelineEntry(
+        f"change-{entry.commit[:16]}" if entry.number is None else f"step-{entry.number}",
+        kind,
+        one_line(title, 80),
+        entry.created_at if record is None else record.began_at,
+        entry.number,
+        commit=entry.commit,
+        seconds=None if record is None else record.seconds,
+        summary="" if record is None else record.summary,
+        paths=_shown_paths(paths),
+        more_paths=len(entry.paths) - len(paths[:MAX_PATHS]),
+        ignored_paths=entry.ignored,
+        client=one_line(entry.client, 80),
+        names=entry.names,
+        approved_by="" if record is None else record.approved_by,
+        record=record,
+    )
+
+
+def of_aborted(entry: LogEntry) -> TimelineEntry:
+    return TimelineEntry(
+        f"aborted-{entry.number}",
+        "rolled_back",
+        one_line(entry.tool, 80),
+        entry.created_at,
+        aborted=entry.number,
+        commit=entry.commit,
+        paths=_shown_paths(entry.paths),
+        more_paths=max(len(entry.paths) - MAX_PATHS, 0),
+        reason=NO_REASON,
+    )
+
+
+def of_record(record: CallRecord, aborted: LogEntry | None = None) -> TimelineEntry:
+    known = _SAFE.fullmatch(record.receipt_id)
+    name = record.receipt_id if known else hashlib.sha256(record.receipt_id.encode("utf-8", "replace")).hexdigest()[:32]
+    return TimelineEntry(
+        f"call-{name}",
+        record.shown_outcome,
+        record.tool,
+        record.began_at,
+        aborted=None if aborted is None else aborted.number,
+        seconds=record.seconds,
+        summary=record.summary,
+        paths=tuple(one_line(path, 200) for path in record.paths),
+        more_paths=record.more_paths,
+        client=record.client,
+        reason=record.reason,
+        approved_by=record.approved_by,
+        record=record,
+    )
+
+
+def _shown_paths(paths: Sequence[str]) -> tuple[str, ...]:
+    return tuple(one_line(display_path(path), 200) for path in paths[:MAX_PATHS])

@@ -1,0 +1,172 @@
+"""What `ringfence view` shows, over HTTP."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+from viewed import HOSTILE, LONG, client_of, viewed_workspace
+
+from ringfence_sandbox import Workspace
+from ringfence_view import CallSource, export_page
+
+
+def keys(page: str) -> list[str]:
+    return re.findall(r'<li id="([\w-]+)"', page)
+
+
+def shown(page: str) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", page))
+
+
+def test_the_timeline_has_each_call_once_newest_first_and_what_others_changed(source: CallSource) -> None:
+    page = client_of(source).get("/page").text
+    found = keys(page)
+    external = next(key for key in found if key.startswith("change-"))
+    rolled_back = next(key for key in found if key.startswith("call-"))
+    assert found == ["step-5", "step-4", external, "step-3", rolled_back, "step-2", "step-1", "step-0"]
+    assert "no receipt" not in page
+
+
+def test_what_was_rolled_back_is_there_with_its_diff_and_reason(source: CallSource) -> None:
+    client = client_of(source)
+    (key,) = keys(client.get("/rows", params={"outcome": "rolled_back"}).text)
+    assert source.entry(key).is_rolled_back
+    assert "tests failed" in client.get(f"/row/{key}").text
+    detail = client.get(f"/entry/{key}").text
+    assert "import nothing" in shown(detail)
+    assert 'class="files gone"' in detail
+
+
+def test_a_history_alone_has_what_was_rolled_back_too(source: CallSource) -> None:
+    client = client_of(CallSource(source.directory, None))
+    (key,) = keys(client.get("/rows", params={"outcome": "rolled_back"}).text)
+    assert key == "aborted-1"
+    assert "import nothing" in shown(client.get(f"/entry/{key}").text)
+
+
+def test_receipts_alone_show_calls_with_their_arguments_and_answers(source: CallSource) -> None:
+    assert source.records is not None
+    client = client_of(CallSource(None, source.records.path))
+    found = keys(client.get("/page").text)
+    assert len(found) == 6
+    assert "return a + b" in shown(client.get(f"/entry/{found[-1]}").text)
+    assert client.get("/changes").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"q": "long.txt"}, ["step-4"]),
+        ({"q": "RETURN a"}, ["step-1"]),
+        ({"q": "app.py", "outcome": "committed"}, ["step-1"]),
+        ({"q": "nowhere"}, []),
+        ({"outcome": "denied"}, []),
+    ],
+)
+def test_a_search_looks_through_arguments_and_answers(
+    source: CallSource, query: dict[str, str], found: list[str]
+) -> None:
+    assert keys(client_of(source).get("/rows", params=query).text) == found
+
+
+def test_pages_follow_one_another(source: CallSource) -> None:
+    first = source.page(size=3)
+    rest = source.page(first.next_key)
+    assert [entry.key for entry in (*first.entries, *rest.entries)] == [entry.key for entry in source.page().entries]
+    assert rest.next_key is None
+
+
+def test_what_a_model_or_a_file_wrote_is_text_and_no_character_of_it_acts(source: CallSource) -> None:
+    client = client_of(source)
+    pages = [client.get("/page").text, *(client.get(f"/entry/step-{step}").text for step in (1, 2))]
+    pages += [client.get("/changes").text, export_page(source, contents=True)]
+    for page in pages:
+        assert "<img" not in page
+        assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", page)
+    assert "\\x1b[31m\\u202egpj" in shown(pages[2])
+    assert HOSTILE.partition("\x1b")[0] in shown(pages[2])
+
+
+def test_a_value_of_a_hidden_file_is_masked_everywhere(source: CallSource) -> None:
+    client = client_of(source)
+    pages = [client.get(path).text for path in ("/page", "/entry/step-3", "/changes", "/blame?path=notes.txt")]
+    assert all("correct-horse" not in page for page in (*pages, export_page(source, contents=True)))
+    assert "[API_TOKEN]" in pages[1]
+
+
+def test_a_diff_marks_the_changed_words_and_has_line_numbers(source: CallSource) -> None:
+    detail = client_of(source).get("/entry/step-1").text
+    assert '<span class="word">-</span>' in detail
+    assert '<span class="word">+</span>' in detail
+    assert '<span class="tk">return</span>' in detail
+    row = next(row for row in re.findall("<tr.*?</tr>", detail) if 'class="add"' in row)
+    assert re.findall(r'<td class="n">(\d*)</td>', row) == ["", "2"]
+
+
+def test_a_long_diff_and_a_long_line_come_in_pieces(source: CallSource) -> None:
+    client = client_of(source)
+    long, many = client.get("/entry/step-4").text, client.get("/entry/step-5").text
+    assert len(long) + len(many) < 200_000
+    (wide,) = re.findall(r'data-row="([^"]+)"', long)
+    assert "x" * 50_000 in client.get(f"/{html.unescape(wide)}").text
+    (folded,) = re.findall(r'data-load="(entry/step-5/diff[^"]+)"', many)
+    first = client.get(f"/{html.unescape(folded)}").text
+    (more,) = re.findall(r'data-row="([^"]+)"', first)
+    second = client.get(f"/{html.unescape(more)}").text
+    lines = [int(line) for line in re.findall(r"line (\d+)</td>", first + second)]
+    assert lines == [*range(lines[-1] + 1)]
+    assert len(lines) > 3_000
+    (text,) = re.findall(r'data-load="(entry/step-4/text[^"]+)"', long)
+    assert client.get(f"/{html.unescape(text)}").text.count("x") > LONG // 10
+
+
+def test_the_difference_between_two_steps_has_only_what_is_between_them(source: CallSource) -> None:
+    client = client_of(source)
+    assert "notes.txt" in client.get("/changes").text
+    between = client.get("/changes", params={"a": "3", "b": "4"}).text
+    assert "long.txt" in between
+    assert "notes.txt" not in between
+    assert client.get("/changes", params={"a": "99"}).status_code == 404
+    assert client.get("/changes", params={"a": "4", "b": "3"}).status_code == 409
+
+
+def test_blame_names_the_step_or_whoever_wrote_a_line(source: CallSource) -> None:
+    rows = re.findall("<tr>.*?</tr>", client_of(source).get("/blame", params={"path": "app.py"}).text)
+    writers = [re.search(r'class="who">(.*?)</td>', row)[1] for row in rows]  # type: ignore[index]
+    assert "as it was found" in writers[0]
+    assert 'href="#step-1"' in writers[1]
+    assert "somebody else" in writers[4]
+
+
+def test_the_export_loads_nothing_and_has_every_call(source: CallSource) -> None:
+    page = export_page(source, contents=True)
+    assert not re.search(r'(src|href)="(?!#)', page)
+    assert "default-src 'none'" in html.unescape(page)
+    assert len(re.findall(r"<template data-path=\"entry/", page)) == len(keys(page)) == 8
+    assert "import nothing" in shown(page)
+    without = export_page(source, contents=False)
+    assert "import nothing" not in without
+    assert "wrong.py" in without
+
+
+def test_news_are_seen_while_somebody_else_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    root, receipts = viewed_workspace(tmp_path)
+    source = CallSource(root, receipts)
+    before = source.version
+    assert not source.refresh()
+    with Workspace.open(root) as workspace:
+        with workspace.transaction("write_file", opaque=False):
+            workspace.filesystem.write("new.txt", "new\n")
+        assert source.refresh()
+    assert source.version != before
+    assert source.page().entries[0].paths == ("new.txt",)
+    with receipts.open("a") as file:
+        file.write(json.dumps({"half": "a line"})[:5])
+    source.refresh()
+    assert source.records is not None
+    assert source.records.unreadable == 1
