@@ -49,6 +49,10 @@ def workspace(root: Path, store: Path) -> Iterator[Workspace]:
 
 
 def assert_not_stored(store: Path) -> None:
+    """Neither value is in a store, but for what a restore has replaced, which only the owner can read."""
+    for path in (store / "kept").glob("*"):
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.unlink()
     held = store_bytes(store)
     assert OLD.encode() not in held
     assert NEW.encode() not in held
@@ -94,6 +98,16 @@ def test_a_command_that_changes_a_hidden_file_is_denied_and_all_is_as_before(
     workspace.close()
     assert_not_stored(store)
     assert not [*store.rglob("*hidden-copies*")]
+
+
+def test_an_edit_of_a_person_during_a_command_that_fails_is_kept_aside(
+    workspace: Workspace, root: Path, store: Path
+) -> None:
+    done = workspace.run("echo MINE=1 >> .env; exit 3", shell=True)
+    assert (root / ".env").read_text() == f"TOKEN={OLD}\n"
+    (kept,) = (store / "kept").iterdir()
+    assert kept.read_text() == f"TOKEN={OLD}\nMINE=1\n"
+    assert any(str(kept) in note for note in done.notes)
 
 
 @pytest.mark.parametrize("name", ["written over", "removed", "replaced by a link", "in a hidden directory"])

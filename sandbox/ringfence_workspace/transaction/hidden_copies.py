@@ -234,6 +234,7 @@ class HiddenCopies:
             report.notes.append(f"{escape_path(copy.path)} is not as before the call: it is hidden, and had no copy")
             return False
         try:
+            self._keep_changed(copy, here, report)
             self._put_back(copy, here, hold)
         except OSError as error:
             if is_full(error):
@@ -277,12 +278,33 @@ class HiddenCopies:
         if copy.number is None:
             report.notes.append(f"{named} is hidden, and could not be restored: {reason}")
             return
+        kept = self._kept(self._content(copy))
+        report.notes.append(f"{named} was not restored ({reason}): what it was is in {kept}, which is yours to remove")
+
+    def _keep_changed(self, copy: HiddenCopy, here: os.stat_result | None, report: RestoreReport) -> None:
+        """Keep the bytes that a restore replaces: an edit of a person during the call may be among them."""
+        if here is None or not stat.S_ISREG(here.st_mode) or not here.st_size or here.st_size > MOST_BYTES:
+            return
+        try:
+            content = self._files.read_content(copy.path)
+        except _UNREADABLE:
+            return
+        if copy.number is None or content != self._content(copy):
+            kept = self._kept(content)
+            report.notes.append(f"{escape_path(copy.path)}: what it had become is in {kept}, which is yours to remove")
+
+    def _kept(self, content: bytes) -> str:
+        """Write a file that only its owner can read, beside the history. Return its path."""
         folder = os.path.join(self._store, _KEPT)
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        kept = os.path.join(folder, f"hidden-{os.urandom(4).hex()}-{copy.number}")
-        shutil.copyfile(os.path.join(self._folder, str(copy.number)), kept)
-        os.chmod(kept, 0o600)
-        report.notes.append(f"{named} was not restored ({reason}): what it was is in {kept}, which is yours to remove")
+        name = f"hidden-{os.urandom(4).hex()}"
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with open(create(descriptor, name), "wb", buffering=0) as file:
+                write_all(file.fileno(), content)
+        finally:
+            os.close(descriptor)
+        return os.path.join(folder, name)
 
 
 _MOST_NAMED = 8
