@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from ringfence.filesystem.hidden import HiddenFiles
     from ringfence_tools.runs.place import Place, WorkspaceKind
     from ringfence_tools.runs.signals import Signals
@@ -112,6 +113,8 @@ def without_words(ctx: click.Context, args: list[str]) -> list[str]:
 
 def complete_word(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     """Complete a word behind ``--``. Empty where the command line has no ``--``."""
+    from click.shell_completion import CompletionItem
+
     return [CompletionItem(incomplete, type="file")] if ctx.meta.get(BEHIND) else []
 
 
