@@ -8,7 +8,7 @@ CORE := tests/runtime tests/prompt tests/filesystem tests/contracts/test_memory_
 BOUNDED := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 # The extras that .venv has. The frameworks of other doors have environments of their own (tests/doors).
-LOCKED := openai anthropic agents pydantic-ai otel ray mcp pytest
+LOCKED := openai anthropic agents pydantic-ai otel ray mcp pytest view
 
 # Images of containers often have Python keep no bytecode. Each worker would then rewrite the asserts of every test
 # anew, and each process that a test starts would compile what it imports.

@@ -1,0 +1,144 @@
+"""The page of `ringfence view` in a real Chromium."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from viewed import viewed_workspace
+
+from ringfence_sandbox import Workspace
+from ringfence_view import CallSource, export_page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = shutil.which("chromium")
+if CHROMIUM is None and os.environ.get("RINGFENCE_REQUIRE_CHROMIUM") != "1":
+    pytest.skip("needs Chromium on PATH; RINGFENCE_REQUIRE_CHROMIUM=1 requires it", allow_module_level=True)
+
+expect = pytest.importorskip("playwright.sync_api").expect
+ROLLED_BACK = "li[data-outcome=rolled_back]"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    assert CHROMIUM is not None, "RINGFENCE_REQUIRE_CHROMIUM=1, and there is none on PATH"
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a page that may write, of a workspace in `tmp_path / "tree"`."""
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    root, receipts = viewed_workspace(tmp_path)
+    words = [sys.executable, "-m", "ringfence_cli", "view", root, "--receipts", receipts, "--write"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) in (0, 130)
+
+
+def opened(browser: Browser, address: str, **context: object) -> tuple[Page, list[str]]:
+    """A page, and what goes wrong in it."""
+    page, wrong = browser.new_page(**context), list[str]()  # type: ignore[arg-type]
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("dialog", lambda dialog: wrong.append(f"dialog {dialog.message}"))
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.goto(address)
+    page.wait_for_selector("#rows > li")
+    return page, wrong
+
+
+def test_a_person_reads_searches_and_acts_with_the_keyboard_while_an_agent_works(
+    browser: Browser, address: str, tmp_path: Path
+) -> None:
+    page, wrong = opened(browser, address)
+    assert "token" not in page.url
+    for key in ("j", "j", "k", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_selector("#step-5.open .entry dl")
+    assert page.url.endswith("#step-5")
+    page.keyboard.press("u")
+    assert page.locator("#step-5 .entry").is_hidden()
+    page.keyboard.press("?")
+    assert page.locator("#keys").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    page.keyboard.type("nothing")
+    expect(page.locator("#rows > li[id]")).to_have_count(1)
+    page.locator(f"{ROLLED_BACK} .row").click()
+    code = page.locator(f"{ROLLED_BACK} tr.add .c")
+    assert "import nothing" in code.inner_text()
+    assert code.evaluate("cell => getComputedStyle(cell).textDecorationLine") == "line-through"
+    page.fill("#find input", "")
+    page.wait_for_selector("#step-3")
+    with Workspace.open(tmp_path / "tree") as workspace, workspace.transaction("write_file", opaque=False):
+        workspace.filesystem.write("live.txt", "live\n")
+    page.wait_for_selector("#step-6")
+    page.locator("#step-6 .row").click()
+    page.locator("#step-6 .act", has_text="Undo").click()
+    page.locator("#do").click()
+    page.wait_for_selector("#step-7")
+    assert not (tmp_path / "tree/live.txt").exists()
+    page.goto(f"{page.url.partition('#')[0]}#step-1")
+    page.wait_for_selector("#step-1.open table.diff")
+    assert wrong == []
+    page.close()
+
+
+def test_without_the_token_the_page_says_what_to_open(browser: Browser, address: str) -> None:
+    page = browser.new_page()
+    page.goto(address.partition("#")[0])
+    expect(page.locator("#status")).to_contain_text("ringfence view")
+    assert page.locator("#rows").count() == 0
+    page.close()
+
+
+def test_an_exported_page_works_from_a_file(browser: Browser, source: CallSource, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(export_page(source, contents=True))
+    page, wrong = opened(browser, file.as_uri())
+    page.fill("#find input", "import nothing")
+    expect(page.locator("#rows > li[id]:visible")).to_have_count(1)
+    page.locator(f"{ROLLED_BACK} .row").click()
+    assert "import nothing" in page.locator(f"{ROLLED_BACK} tr.add .c").inner_text()
+    page.locator("#tab-changes").click()
+    page.wait_for_selector("#changes .files table")
+    assert wrong == []
+    page.close()
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1024, 1600])
+def test_everybody_can_use_the_page(browser: Browser, address: str, width: int, scheme: str) -> None:
+    page, wrong = opened(browser, address, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    for key in ("#step-1", "#step-2", ROLLED_BACK):
+        page.locator(f"{key} .row").click()
+        page.wait_for_selector(f"{key} table.diff")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    found: list[str] = []
+    axe = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    page.evaluate(f"{axe};0")
+    for button in ("#split", "#tab-changes"):
+        found += page.evaluate("axe.run().then(found => found.violations.map(one => one.id + ' ' + one.nodes[0].html))")
+        page.locator(button).click()
+        page.wait_for_timeout(500)
+    found += page.evaluate("axe.run().then(found => found.violations.map(one => one.id + ' ' + one.nodes[0].html))")
+    assert (found, wrong) == ([], [])
+    page.close()
