@@ -20,7 +20,7 @@ from ringfence.escapes import escape_path
 from ringfence_tools.printable import one_line, plural
 from ringfence_view.blame import BlamedLine
 from ringfence_view.diffs import MAX_ROWS, DiffFile, DiffRow, diff_rows
-from ringfence_view.sources import CallSource, Difference, EntryDetail, TimelinePage
+from ringfence_view.sources import CallSource, EntryDetail, StepDifference, TimelinePage
 from ringfence_view.timeline import OUTCOMES, TimelineEntry
 
 OPENED_ROWS = 400
@@ -120,7 +120,7 @@ def text_part(part: ShownText) -> str:
     return str(_template().text(part))
 
 
-def changes_part(difference: Difference, *, exported: bool = False) -> Markup:
+def changes_part(difference: StepDifference, *, exported: bool = False) -> Markup:
     query = urlencode({"a": difference.since, "b": difference.until}) + "&"
     address = None if exported else DiffAddress("changes/diff", 0, query)
     return _template().changes(difference, _shown(difference.files, address), not exported)

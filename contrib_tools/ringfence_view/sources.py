@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from ringfence.escapes import escape_path
 from ringfence.filesystem.hidden import HiddenFiles
+from ringfence.participants import Change
 from ringfence.receipts import change_json
 from ringfence.secrets import Secrets
 from ringfence_sandbox import LogEntry, StepName, Workspace, remembered_hidden
@@ -26,6 +27,12 @@ PAGE = 200
 """The entries of one page of a timeline."""
 MAX_SEARCHED = 3_000
 """The entries that one search looks through before it answers."""
+LOCK_FILES = frozenset(
+    "Cargo.lock Gemfile.lock Pipfile.lock composer.lock go.sum npm-shrinkwrap.json package-lock.json pnpm-lock.yaml "
+    "poetry.lock requirements.lock uv.lock yarn.lock".split()
+)
+CI_FILES = frozenset((".gitlab-ci.yml", ".travis.yml", "Jenkinsfile", "azure-pipelines.yml", "bitbucket-pipelines.yml"))
+CI_DIRECTORIES = (".github/workflows/", ".circleci/", ".gitlab/ci/", ".buildkite/", ".forgejo/workflows/")
 _FETCHED = 200
 _KEPT = 8
 """The patches that are kept for the next request."""
@@ -56,7 +63,7 @@ class EntryDetail:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class StepDifference:
     """What changed between two steps."""
 
     since: str
@@ -215,17 +222,17 @@ class CallSource:
         for old in [*self._patches][:-_KEPT]:
             del self._patches[old]
 
-    def difference(self, since: str = "", until: str = "") -> Difference:
+    def difference(self, since: str = "", until: str = "") -> StepDifference:
         """What changed between two steps, by default from the oldest to the newest. Raises LookupError, ValueError."""
         a, b = _step(since), _step(until)
         with self._lock, self.opened() as workspace:
             exported = workspace.export(a=a, b=b, with_ignored=False)
             paths = workspace.ignored_at(_commit(workspace, a))
-            look_first = attention(exported.changes, (), exported.text, paths)
+            look_first = [*attention(exported.changes, (), exported.text, paths), *_far_reaching(exported.changes)]
         files = diff_files(self._secrets.mask(exported.text))
         notes = [f"left out: {escape_path(path)} ({why})" for path, why in exported.unknown.items()]
         notes += [f"{len(exported.ignored):,} ignored paths are not shown"] if exported.ignored else []
-        return Difference(since, until, files, look_first, notes)
+        return StepDifference(since, until, files, look_first, notes)
 
     def raw_files(self, key: str) -> Sequence[DiffFile]:
         """The diff of a step as it is, not masked. Raises LookupError if there is none."""
@@ -250,6 +257,16 @@ def _commit(workspace: Workspace, step: StepName | None) -> str:
         return workspace.step(step or 0).commit
     except LookupError:
         return workspace.log()[-1].commit
+
+
+def _far_reaching(changes: Iterable[Change]) -> Iterator[Attention]:
+    """What has an effect beyond the workspace: what is installed, and what a CI job runs."""
+    for change in changes:
+        name = change.path.rpartition("/")[2]
+        if name in LOCK_FILES:
+            yield Attention(change.path, f"a lock file, {change.kind}")
+        elif change.path in CI_FILES or change.path.startswith(CI_DIRECTORIES):
+            yield Attention(change.path, f"what a CI job runs, {change.kind}")
 
 
 def _step(text: str) -> StepName | None:

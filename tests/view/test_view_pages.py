@@ -134,6 +134,21 @@ def test_the_difference_between_two_steps_has_only_what_is_between_them(source: 
     assert client.get("/changes", params={"a": "4", "b": "3"}).status_code == 409
 
 
+def test_lock_files_and_what_a_ci_job_runs_are_to_be_looked_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "tree").mkdir()
+    with (
+        Workspace.open(tmp_path / "tree") as workspace,
+        workspace.transaction("write_file", opaque=False),
+    ):
+        for path in ("a/uv.lock", ".github/workflows/test.yml", "plain.yml"):
+            workspace.filesystem.write(path, "x\n")
+    found = CallSource(tmp_path / "tree", None).difference().look_first
+    assert [one.path for one in found] == [".github/workflows/test.yml", "a/uv.lock"]
+
+
 def test_blame_names_the_step_or_whoever_wrote_a_line(source: CallSource) -> None:
     rows = re.findall("<tr>.*?</tr>", client_of(source).get("/blame", params={"path": "app.py"}).text)
     writers = [re.search(r'class="who">(.*?)</td>', row)[1] for row in rows]  # type: ignore[index]
