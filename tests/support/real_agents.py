@@ -39,7 +39,7 @@ class Agent:
 AGENTS = {
     "claude": Agent(
         "@anthropic-ai/claude-code",
-        "2.1.331",
+        "2.1.332",
         frozenset({"Edit", "Write", "Bash"}),
         environment=lambda url: {
             "ANTHROPIC_BASE_URL": url,
@@ -55,7 +55,7 @@ AGENTS = {
     ),
     "codex": Agent(
         "@openai/codex",
-        "0.169.0",
+        "0.171.0",
         frozenset({"exec_command", "write_stdin"}),
         prefix="",
         call={"namespace": "mcp__ringfence"},
