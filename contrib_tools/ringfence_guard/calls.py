@@ -74,11 +74,12 @@ class GuardedCalls:
         kept_steps: int = 1000,
         state: Path | None = None,
     ) -> None:
-        """``overlap_seconds`` is how long a call that may change any file waits for another one to end, and any call
-        for a command of a person that has the workspace; ``verdict_seconds`` is how long the end of one waits for
-        those that it overlaps, and a person's command for the end of a call. When a session ends and there are twice
-        as many steps as ``kept_steps``, the older ones are dropped. ``state`` is a directory that keeps what is open:
-        if this guard is killed, the next one goes on with it."""
+        """``open_workspace`` leaves what has changed to the next look. ``overlap_seconds`` is how long a call that may
+        change any file waits for another one to end, and any call for a command of a person that has the workspace;
+        ``verdict_seconds`` is how long the end of one waits for those that it overlaps, and a person's command for the
+        end of a call. When a session ends and there are twice as many steps as ``kept_steps``, the older ones are
+        dropped. ``state`` is a directory that keeps what is open: if this guard is killed, the next one goes on with
+        it."""
         self._open_workspace = open_workspace
         self._opened: Workspace | None = None
         self._root = os.path.realpath(root)
@@ -93,6 +94,8 @@ class GuardedCalls:
         kept = KeptCalls() if state is None else KeptCalls.load(state)
         self._restored = {call.mark for call in (*kept.files, *kept.open, *kept.ended)}
         """The looks of an earlier guard, which may have adopted them before it was killed."""
+        self._goes_on = bool(self._restored)
+        """Whether what the opening finds changed may be of calls that an earlier guard saw begin."""
         self._file_calls = kept.files
         self._group: CallGroup | None = None
         if kept.open or kept.ended:
@@ -119,6 +122,9 @@ class GuardedCalls:
         """Raises WorkspaceLockedError while somebody else has it, and as `Workspace.open`."""
         if self._opened is None:
             self._opened = self._open_workspace()
+            if not self._goes_on and not self._loose:
+                self._opened.look()
+            self._goes_on = False
         return self._opened
 
     def open(self, patience_seconds: float = 0.0) -> None:
@@ -132,7 +138,7 @@ class GuardedCalls:
         with self._turn:
             while self._opened is None:
                 try:
-                    self._opened = self._open_workspace()
+                    assert self._workspace is not None
                 except WorkspaceLockedError:
                     if monotonic() > until:
                         raise

@@ -161,6 +161,7 @@ class Workspace(WorkspaceForks):
         hide: HiddenFiles | None = None,
         progress: Progress | None = None,
         detect: Detect = "auto",
+        look_first: bool = True,
     ) -> Workspace:
         """Open the workspace at `root`: recover it, lock it, and take in what changed since its newest step.
 
@@ -169,7 +170,9 @@ class Workspace(WorkspaceForks):
         path leads to. Of another one only who names it knows: the commands, and copies of the root into memory, take
         what a killed call has left half done for the files as they are. ``only_this_host`` is as for
         `HostFilesystem`, and so are ``hide``, the rule by which files are hidden, and ``detect``. ``progress`` is
-        called now and then with the number of files read so far: the first opening reads all of them.
+        called now and then with the number of files read so far: the first opening reads all of them. Without
+        ``look_first`` a later one takes nothing in, and what has changed is left to the next look or call: for who goes
+        on with the marks of `begin_look` that an earlier opening made.
 
         Raises:
             WorkspaceLockedError: another opener has it; it is named.
@@ -203,7 +206,8 @@ class Workspace(WorkspaceForks):
             history = filesystem.history
             assert history is not None, "it was opened to change it"
             workspace = cls(filesystem, history.store, history)
-            workspace._look_first()
+            if look_first or history.store.tip is None:
+                workspace._look_first()
             history.progress = no_progress
             opened.pop_all()  # it is open, and stays so
         return workspace

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ringfence.prompt import PathPolicy
-from ringfence_guard import GuardedCalls, GuardLog, GuardSettings, HookAnswer, HookEvent, parse_event
+from ringfence_guard import GuardedCalls, GuardLog, GuardSettings, HookAnswer, HookEvent, open_guarded, parse_event
 from ringfence_sandbox import Workspace
 
 PROTECTED = PathPolicy(deny=["/protected"])
@@ -476,36 +477,62 @@ def test_an_event_that_two_hooks_tell_counts_once(agent: Agent, workspace: Works
     assert [one.kind for one in log.read()] == ["kept", "kept"]
 
 
-def test_another_guard_goes_on_with_the_calls_of_one_that_was_killed(
-    root: Path, tmp_path: Path, workspace: Workspace, log: GuardLog
-) -> None:
-    def started() -> GuardedCalls:
-        return GuardedCalls(root, log, open_workspace=lambda: workspace, policies=[PROTECTED], state=tmp_path)
+@pytest.fixture
+def restarted(root: Path, tmp_path: Path, log: GuardLog) -> Generator[Callable[[], GuardedCalls]]:
+    """Starts a guard of its own opening of the workspace, in the place of one that was killed."""
+    running: list[GuardedCalls] = []
 
-    agent = Agent(root, started())
+    def start() -> GuardedCalls:
+        for one in running:
+            one.close()
+        opened = partial(open_guarded, str(root))
+        running.append(GuardedCalls(root, log, open_workspace=opened, policies=[PROTECTED], state=tmp_path))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.close()
+
+
+def test_another_guard_goes_on_with_the_calls_of_one_that_was_killed(
+    root: Path, restarted: Callable[[], GuardedCalls]
+) -> None:
+    agent = Agent(root, restarted())
     command = agent.begin("Bash", command="x")
     file = agent.begin("Write", file_path=str(root / "mine.txt"))
-    agent.sh("mkdir protected; echo 1 > side.txt; echo 1 > mine.txt")
-    agent.calls = started()
+    agent.sh("mkdir protected; echo 1 > side.txt")
+    agent.calls = restarted()
+    agent.sh("echo 1 > mine.txt")
     assert agent.end(file) == HookAnswer()
     assert "protected must not be created" in agent.end(command).verdict
-    assert steps(workspace) == [("Write", ("mine.txt",))]
+    with Workspace.open(root, read_only=True) as workspace:
+        assert steps(workspace) == [("Write", ("mine.txt",))]
     assert not (root / "side.txt").exists()
 
 
 def test_what_a_background_command_does_without_a_guard_is_unattributed(
-    root: Path, tmp_path: Path, workspace: Workspace, log: GuardLog
+    root: Path, restarted: Callable[[], GuardedCalls]
 ) -> None:
-    def started() -> GuardedCalls:
-        return GuardedCalls(root, log, open_workspace=lambda: workspace, policies=[PROTECTED], state=tmp_path)
-
-    agent = Agent(root, started())
+    agent = Agent(root, restarted())
     agent.bash("true", run_in_background=True)
-    agent.calls = started()
     agent.sh("mkdir protected; echo 1 > late.txt")
+    agent.calls = restarted()
     assert "late change" in agent.bash("echo 2 > mine.txt").context
     assert not (root / "protected").exists()
-    assert steps(workspace) == [("unattributed", ("late.txt",)), ("Bash", ("mine.txt",))]
+    with Workspace.open(root, read_only=True) as workspace:
+        assert steps(workspace) == [("unattributed", ("late.txt",)), ("Bash", ("mine.txt",))]
+
+
+def test_what_changes_while_no_guard_runs_and_no_call_is_open_is_a_persons(
+    root: Path, restarted: Callable[[], GuardedCalls]
+) -> None:
+    agent = Agent(root, restarted())
+    agent.bash("true")
+    agent.sh("mkdir protected; echo 1 > mine.txt")
+    agent.calls = restarted()
+    assert agent.bash("echo 2 > its.txt") == HookAnswer()
+    with Workspace.open(root, read_only=True) as workspace:
+        assert steps(workspace) == [("Bash", ("its.txt",))]
 
 
 def test_a_call_that_ended_when_its_guard_was_killed_is_not_adopted_again(

@@ -102,7 +102,7 @@ class GuardIsFair(RuleBasedStateMachine):
     @rule()
     def guard_is_killed(self) -> None:
         self.workspace.close()
-        self.workspace = Workspace.open(self.root, store=self.base / "store")
+        self.workspace = Workspace.open(self.root, store=self.base / "store", look_first=False)
         self.guard = self.started()
 
     @precondition(lambda self: len(self.open) < 5)

@@ -238,6 +238,18 @@ def test_a_look_whose_end_never_comes_leaves_the_change_to_the_next_look(root: P
         assert workspace.restore(0).has_changed
 
 
+def test_an_opening_that_does_not_look_goes_on_with_earlier_marks(root: Path, tmp_path: Path) -> None:
+    with Workspace.open(root, store=tmp_path / "store") as workspace:
+        whole, named = workspace.begin_look(), workspace.begin_look(paths=["mine.txt"])
+        sh(root, "echo more >> a.txt; echo 1 > mine.txt")
+    before = shape(root)
+    with Workspace.open(root, store=tmp_path / "store", look_first=False) as workspace:
+        assert workspace.adopt(named, tool="Write").changed_paths == ("mine.txt",)
+        assert [change.path for change in workspace.adopt(whole, tool="Bash", policies=NOTHING).changes] == ["a.txt"]
+        assert workspace.undo(1).has_changed
+    assert shape(root) != before
+
+
 class Ends(PathPolicy):
     """Ends the process, or its thread of control, when it is asked."""
 
