@@ -18,8 +18,8 @@ from ringfence.escapes import display_path, escape_path
 from ringfence_cli.history import DRY_RUN, history_command, opened, opened_to_change, step_name
 from ringfence_cli.options import Invocation
 from ringfence_sandbox import Fork, Promotion, Workspace
-from ringfence_tools.printable import plural, printable
-from ringfence_tools.runs.outputs import ErrorStream, put
+from ringfence_tools.printable import patch_json, plural, printable
+from ringfence_tools.runs.outputs import ErrorStream, put, put_diff
 
 if TYPE_CHECKING:
     from ringfence_sandbox import StepName
@@ -57,7 +57,7 @@ def fork(
         record = made.fork_record
     assert record is not None, "it was forked"
     if invocation.wants_json:
-        invocation.put_json({"fork": _json(record)})
+        invocation.put_json({"fork": fork_json(record)})
         return 0
     put(f"{escape_path(record.root)}\n".encode())
     errors = ErrorStream()
@@ -83,22 +83,40 @@ def _named(paths: Sequence[str]) -> str:
 
 
 @history_command
-def forks(invocation: Invocation, directory: Path) -> int:
-    """List the forks of DIR that were not discarded."""
+@click.option(
+    "--diff",
+    "compared",
+    nargs=2,
+    metavar="A B",
+    help="Print the patch from the files of the fork A to those of B instead.",
+)
+def forks(invocation: Invocation, directory: Path, compared: tuple[str, str] | None) -> int:
+    """List the forks of DIR that were not discarded. The score of a candidate stands behind its directory."""
     with opened(directory, invocation, changes=False) as workspace:
+        if compared is not None:
+            return _put_difference(workspace.diff_forks(*compared), invocation)
         found = workspace.forks()
     if invocation.wants_json:
-        invocation.put_json({"forks": [_json(record) for record in found]})
+        invocation.put_json({"forks": [fork_json(record) for record in found]})
         return 0
     put("".join(f"{_line(record)}\n" for record in found).encode())
     ErrorStream().say(plural(len(found), "fork"))
     return 0
 
 
+def _put_difference(patch: bytes, invocation: Invocation) -> int:
+    if invocation.wants_json:
+        invocation.put_json(patch_json(patch))
+    else:
+        put_diff(patch)
+    return 0
+
+
 def _line(record: Fork) -> str:
     state = "" if record.state == "ready" else f"  ({record.state})"
     made = f"{record.created_at.astimezone():%Y-%m-%d %H:%M}"
-    return f"{record.name:16}  {made}  step {record.step:<5}  {escape_path(record.root)}{state}"
+    score = f"  {printable(escape_path(record.score))}" if record.score else ""
+    return f"{record.name:16}  {made}  step {record.step:<5}  {escape_path(record.root)}{state}{score}"
 
 
 @history_command
@@ -117,19 +135,24 @@ def promote(invocation: Invocation, directory: Path, name: str, dry_run: bool, o
     with opened_to_change(directory, invocation, dry_run=dry_run) as workspace:
         done = workspace.promote(name, "keep" if on_conflict == "keep" else "abort", dry_run=dry_run, with_git=with_git)
     if invocation.wants_json:
-        paths = [
-            {"path": escape_path(path), "outcome": outcome, "reason": done.reasons.get(path)}
-            for path, outcome in done.outcomes.items()
-        ]
-        step = serde.dump(done.step) if done.step is not None else None
-        notes, ref = [escape_path(note) for note in done.notes], done.git_ref
-        invocation.put_json({"dry_run": dry_run, "paths": paths, "step": step, "notes": notes, "git_ref": ref})
+        invocation.put_json({"dry_run": dry_run, **promotion_json(done)})
     else:
-        _say(done, directory, dry_run=dry_run)
+        say_promotion(done, directory, dry_run=dry_run)
     return 1 if done.conflicts else 0
 
 
-def _say(done: Promotion, directory: Path, *, dry_run: bool) -> None:
+def promotion_json(done: Promotion) -> dict[str, object]:
+    """The JSON object of what became of a promotion."""
+    paths = [
+        {"path": escape_path(path), "outcome": outcome, "reason": done.reasons.get(path)}
+        for path, outcome in done.outcomes.items()
+    ]
+    step = serde.dump(done.step) if done.step is not None else None
+    return {"paths": paths, "step": step, "notes": [escape_path(note) for note in done.notes], "git_ref": done.git_ref}
+
+
+def say_promotion(done: Promotion, directory: Path, *, dry_run: bool = False) -> None:
+    """Print what became of a promotion, by path, and what a person can do now."""
     lines = [
         f"{outcome:9} {printable(display_path(path))}{_why(done, path)}\n" for path, outcome in done.outcomes.items()
     ]
@@ -161,12 +184,13 @@ def discard(invocation: Invocation, directory: Path, name: str) -> int:
         record = workspace.fork_named(name)
         workspace.discard_fork(name)
     if invocation.wants_json:
-        invocation.put_json({"discarded": _json(record)})
+        invocation.put_json({"discarded": fork_json(record)})
     else:
         ErrorStream().say(f"the fork {name} is gone, with {escape_path(record.root)}")
     return 0
 
 
-def _json(record: Fork) -> dict[str, object]:
+def fork_json(record: Fork) -> dict[str, object]:
+    """The JSON object of a fork."""
     values = {key: value for key, value in asdict(record).items() if key not in ("inode", "born_ns")}
     return {**values, "created_at": record.created_at.isoformat(timespec="seconds")}

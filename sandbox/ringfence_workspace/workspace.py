@@ -707,6 +707,20 @@ class Workspace(WorkspaceForks):
         with Workspace.open(record.root, store=record.store) as opened:
             return self._promote(opened, on_conflict, dry_run=dry_run, with_git=with_git)
 
+    def diff_forks(self, one: str, other: str) -> bytes:
+        """The patch from the files of one fork of this workspace to those of another, without paths that git ignores.
+
+        Raises:
+            ValueError: they are the same fork.
+            LookupError: there is no fork of that name.
+            WorkspaceLockedError: another process has one of them open.
+        """
+        if one == other:
+            raise ValueError(f"a patch is from one fork to another, and both are {one!r}")
+        a, b = self.fork_named(one), self.fork_named(other)
+        with Workspace.open(a.root, store=a.store) as before, Workspace.open(b.root, store=b.store) as after:
+            return before._patch_to(after)
+
     async def apromote(self, fork: Workspace | Fork | str, **options: Any) -> Promotion:
         """`promote` in a thread. If this task is cancelled, it is done all the same before this raises."""
         from ringfence_workspace.async_calls import in_thread

@@ -6,11 +6,12 @@ import os
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from ringfence.participants import Change, Step
 from ringfence_workspace.forks.fork_git import CANDIDATES, PACK_SUFFIXES, GitChanges, git_changes
 from ringfence_workspace.forks.fork_making import ForkSource, check_room, discard, drop_gone, make_fork
-from ringfence_workspace.forks.fork_records import Fork, fork_named, forks_of, own_fork
+from ringfence_workspace.forks.fork_records import Fork, fork_named, forks_of, own_fork, save_fork
 from ringfence_workspace.forks.promotion import (
     ForkChanges,
     OnConflict,
@@ -21,7 +22,8 @@ from ringfence_workspace.forks.promotion import (
     reasons_of,
 )
 from ringfence_workspace.history.commits import CommitRecord
-from ringfence_workspace.history.history_views import unified
+from ringfence_workspace.history.entries import Difference
+from ringfence_workspace.history.history_views import patch_text, unified
 from ringfence_workspace.history.ignored_files import IgnoredInHistory, IgnoredSince, Repository
 from ringfence_workspace.history.step_lookup import StepName
 from ringfence_workspace.history.store import reporting_damage
@@ -180,6 +182,17 @@ class WorkspaceForks(WorkspaceHistory):
             raise ValueError(f"{self.root} is no fork")
         return found
 
+    def keep_score(self, score: str) -> None:
+        """Keep how this fork was scored, in words: `forks` of its source shows that.
+
+        Raises:
+            ValueError: it is no fork.
+            LookupError: its source does not have it any more.
+            OSError: it cannot be written.
+        """
+        fork = self._as_fork()
+        save_fork(replace(fork_named(fork.source_store, fork.name), score=score))
+
     def changes_since_fork(self) -> Sequence[Change]:
         """The net changes since it was forked, by path, including what nobody has recorded yet.
 
@@ -201,6 +214,28 @@ class WorkspaceForks(WorkspaceHistory):
             since = IgnoredSince(self._store, Repository(self.root), base)
             records = self._find.after(self._store.commit(base), self._store.commit(self._tip()))
             return unified(self._store, base, self._tip(), ignored=since.at(self._tip(), records)).text
+
+    def _patch_to(self, other: WorkspaceForks) -> bytes:
+        """The patch from this opened fork to another one of the same source."""
+        mine, theirs = self._as_fork(), other._as_fork()
+        self.look()
+        other.look()
+        with self._looking_alone(), other._looking_alone():
+            here, there = self._store.states, other._store.states
+            tip, other_tip = self._tip(), other._tip()
+            found = [*here.differences(mine.base, tip), *there.differences(theirs.base, other_tip)]
+            if mine.commit != theirs.commit:  # the newer one has borrowed both
+                newer = there if theirs.created_at > mine.created_at else here
+                found += newer.differences(mine.commit, theirs.commit)
+            paths = sorted({difference.path for difference in found})
+            pairs = [Difference(path, here.entry(tip, path), there.entry(other_tip, path)) for path in paths]
+            changes = [
+                Change(pair.path, here.version(pair.before), there.version(pair.after))
+                for pair in pairs
+                if pair.changes_content
+            ]
+            shown, _ = self.ignored_at(tip).split(changes)
+            return patch_text(shown, lambda path: here.read(tip, path), lambda path: there.read(other_tip, path))
 
     def discard(self) -> None:
         """Close this fork and remove it: files and history.

@@ -117,3 +117,19 @@ def test_what_cannot_be_done_is_said(tree: Path, monkeypatch: pytest.MonkeyPatch
         assert str(place) in done.stderr
         assert ringfence("discard", "one").returncode == done.returncode
     assert ringfence("discard", "one").returncode == 0
+
+
+def test_two_forks_are_compared_also_if_they_began_at_different_steps(tree: Path) -> None:
+    first = fork(tree, "first")
+    with Workspace.open(tree) as workspace, workspace.transaction("write", opaque=False):
+        workspace.filesystem.write("b.txt", "later\n")
+    second = fork(tree, "second")
+    (first / "a.txt").write_text("of the first\n")
+    for place in (first, second):
+        (place / "same.txt").write_text("the same\n")
+    done = ringfence_text("forks", tree, "--diff", "first", "second")
+    assert done.returncode == 0
+    changed = [line for line in done.stdout.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    assert changed == ["-of the first", "+a", "-b", "+later"]
+    assert answer("forks", tree, "--diff", "first", "second")["patch"] == done.stdout
+    assert ringfence("forks", tree, "--diff", "first", "first").returncode != 0

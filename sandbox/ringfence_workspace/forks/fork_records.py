@@ -59,6 +59,8 @@ class Fork:
     """The branch of git that was checked out, a full ref; empty without one."""
     git_commit: str = ""
     """The commit of git that was checked out."""
+    score: str = ""
+    """How it was scored, in words; empty: it was not."""
 
     @property
     def is_there(self) -> bool:
