@@ -26,6 +26,7 @@ from ringfence_cli.options import (
     SECTION,
     THIS_DIRECTORY,
     WITH_IGNORED,
+    CandidateOptions,
     Commands,
     Invocation,
     container,
@@ -144,6 +145,27 @@ def ringfence() -> None:
     metavar="N",
     help="Stop when the agent has made a call N times with the same answer, while no file changed.",
 )
+@click.option(
+    "--candidates",
+    type=click.IntRange(min=2, max=64),
+    metavar="N",
+    help="Do the task N times, each in a fork of DIR. DIR itself changes only by `ringfence promote`, or --promote. "
+    "Tokens are divided among them, and the time by how many follow each other; {candidate} in the SPEC of --model is "
+    "the number of each.",
+)
+@click.option(
+    "--score",
+    metavar="COMMAND",
+    help="With --candidates: score each by a command of the shell where its agent worked. It passes with exit code 0; "
+    "of those that pass, the highest number on the last line of the output is best.",
+)
+@click.option("--promote", type=click.Choice(["best"]), help="With --score: make the changes of the best in DIR.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="J",
+    help="With --candidates: at most J at once.  [default: one a processor]",
+)
 @SECTION
 @POLICY
 @ALLOW_GIT
@@ -161,7 +183,8 @@ def run(invocation: Invocation, **given: Any) -> int:
     The diff, or the JSON object, goes to standard output and everything else to standard error. Exit codes: 0 done,
     1 the task failed, 2 nothing was begun (usage, a busy workspace, a store that cannot be made), 3 the model provider
     failed, 4 the sandbox is not available, 5 deadline, turns or budget used up, 130 interrupted and rolled back. With
-    --json there is always an object, and its "outcome" says which it was.
+    --json there is always an object, and its "outcome" says which it was. With --candidates it is 0 if one passed, or
+    without --score if one was done, and 1 if none did or the promotion met a conflict.
     """
     if given.pop("forget"):
         if given["task"] is not None or given["resume"]:
@@ -171,8 +194,13 @@ def run(invocation: Invocation, **given: Any) -> int:
         return forget_run(given["directory"], invocation)
     if given["model"] is None:
         raise click.MissingParameter(param_hint="'--model'", param_type="option")
+    wanted = CandidateOptions.of(given)
     from ringfence_cli.run import RunCommand, run_task
 
+    if wanted is not None:
+        from ringfence_cli.candidates import run_candidates
+
+        return run_candidates(RunCommand.of(given), wanted, invocation)
     return run_task(RunCommand.of(given), invocation)
 
 

@@ -53,6 +53,30 @@ class Invocation:
         put(json_line(record))
 
 
+@dataclass(frozen=True, slots=True)
+class CandidateOptions:
+    """The options of `run` that are about candidates."""
+
+    count: int
+    score: str | None = None
+    promotes: bool = False
+    jobs: int | None = None
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> CandidateOptions | None:
+        """Take these options out of what was given. None: there are to be no candidates. click.UsageError."""
+        count, score, jobs = given.pop("candidates"), given.pop("score"), given.pop("jobs")
+        promote = given.pop("promote")
+        if count is None:
+            options = (("--score", score), ("--promote", promote), ("--jobs", jobs))
+            if alone := [option for option, value in options if value is not None]:
+                raise click.UsageError(f"{' and '.join(alone)}: for --candidates N")
+            return None
+        if promote is not None and score is None:
+            raise click.UsageError("--promote best needs --score COMMAND, which says what is best")
+        return cls(count, score, promote is not None, jobs)
+
+
 class Command(click.Command):
     """A command that sets on the `Invocation` whether JSON is wanted, also after a usage error."""
 

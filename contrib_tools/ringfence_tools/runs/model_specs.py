@@ -25,10 +25,11 @@ MAX_WAIT_SECONDS = 600.0
 """For a provider that says when to ask again, in one turn: nobody may be there to begin anew."""
 
 
-def model_of(spec: str, directory: Path, stack: ExitStack) -> LoopAdapter:
+def model_of(spec: str, directory: Path, stack: ExitStack, seed: int | None = None) -> LoopAdapter:
     """Return the adapter for a SPEC. ``stack`` closes its connections. Raises SpecError.
 
-    Code in ``directory``, the workspace of the run, is refused.
+    Code in ``directory``, the workspace of the run, is refused. ``seed`` is for a server with OpenAI's Chat
+    Completions: other APIs have none.
     """
     kind, _, name = spec.partition(":")
     if is_own_model(spec, directory):
@@ -42,7 +43,7 @@ def model_of(spec: str, directory: Path, stack: ExitStack) -> LoopAdapter:
             f"an adapter of your own{installed}"
         )
     try:
-        return ScriptedAdapter(name) if kind == "script" else stack.enter_context(_provider_of(kind, name))
+        return ScriptedAdapter(name) if kind == "script" else stack.enter_context(_provider_of(kind, name, seed))
     except OSError as error:
         raise _bad(f"{name!r} cannot be read: {why(error)}") from None
     except (ValueError, ImportError, RecursionError) as error:
@@ -63,9 +64,9 @@ def _is_module(name: str) -> bool:
     return name.isidentifier() and find_spec(name) is not None
 
 
-def _provider_of(kind: str, name: str) -> OpenAIAdapter | AnthropicAdapter:
+def _provider_of(kind: str, name: str, seed: int | None) -> OpenAIAdapter | AnthropicAdapter:
     """Return the adapter of a provider. Raises ValueError or ImportError with a message for the user."""
-    from ringfence.adapters import AnthropicAdapter, OpenAIAdapter, ThrottlePolicy
+    from ringfence.adapters import AnthropicAdapter, ModelParams, OpenAIAdapter, ThrottlePolicy
 
     patient = ThrottlePolicy(max_total_delay=MAX_WAIT_SECONDS)
     model, at, url = name.partition("@")
@@ -76,7 +77,9 @@ def _provider_of(kind: str, name: str) -> OpenAIAdapter | AnthropicAdapter:
     if kind == "anthropic":
         return AnthropicAdapter(model, base_url=url or None, throttle=patient)
     # Compatible servers all have Chat Completions, and few have Responses.
-    return OpenAIAdapter(model, base_url=url or None, api="chat" if url else "responses", throttle=patient)
+    if url:
+        return OpenAIAdapter(model, base_url=url, api="chat", throttle=patient, params=ModelParams(seed=seed))
+    return OpenAIAdapter(model, api="responses", throttle=patient)
 
 
 def _is_base_url(url: str) -> bool:

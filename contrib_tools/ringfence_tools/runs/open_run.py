@@ -77,7 +77,7 @@ def open_run(
         return workspace.ignored
 
     with ExitStack() as stack:
-        adapter = model_of(spec.model, directory, stack) if spec.model else None
+        adapter = model_of(spec.model, directory, stack, spec.seed) if spec.model else None
         policies, hide = resolve_rules(spec, say, ask, ignored, quiet=quiet)
         if spec.is_copy:
             for line in recovered_before_copy(directory, quiet=quiet) if spec.store is None else ():

@@ -35,6 +35,8 @@ class RunSpec:
 
     detect: Detect = "auto"
     """How changes of commands are found, as for `HostFilesystem`."""
+    seed: int | None = None
+    """The seed of the model, where its API has one."""
 
     @property
     def place(self) -> Place:
