@@ -300,12 +300,27 @@ def serve(
     help="With podman the agent runs the repository's tests itself, in a container.",
 )
 @IMAGE
+@click.option("--candidates", is_flag=True, help="Do the task three times, each in a fork, and promote the best.")
 @click.pass_obj
-def demo(invocation: Invocation, keep: Path | None, workspace: Literal["memory", "podman"], image: str | None) -> int:
+def demo(
+    invocation: Invocation,
+    keep: Path | None,
+    workspace: Literal["memory", "podman"],
+    image: str | None,
+    candidates: bool,
+) -> int:
     """Mend a real repository with a scripted model: no network, no key.
 
     Its tests fail before and pass after. On the way a write is denied and a failed call is rolled back.
     """
+    if candidates:
+        if workspace == "podman" or image is not None:
+            raise click.UsageError(
+                "--candidates is without --workspace podman and --image: the tests run on this machine"
+            )
+        from ringfence_cli.candidates_demo import demonstrate_candidates
+
+        return demonstrate_candidates(keep, run, invocation)
     from ringfence_cli.demonstration import demonstrate
 
     if workspace != "podman" and image is not None:

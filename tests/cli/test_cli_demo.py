@@ -113,3 +113,12 @@ def test_interrupted_it_leaves_nothing_behind(temporary: dict[str, str]) -> None
     assert b"interrupted" in shown
     assert b"Traceback" not in shown
     assert os.listdir(temporary["TMPDIR"]) == []
+
+
+def test_of_three_candidates_the_one_that_passes_the_tests_is_promoted(temporary: dict[str, str]) -> None:
+    done = ringfence_text("demo", "--candidates", env=temporary)
+    assert done.returncode == 0, done.stderr
+    assert "FAILED (errors=1): test_a_night_shift_ends_on_the_next_day" in done.stderr
+    assert done.stdout.splitlines()[0].split()[:2] == ["candidate-2", "passed"]
+    assert "yes  one of 3 candidates passed the tests: candidate-2\n" in done.stderr
+    assert os.listdir(temporary["TMPDIR"]) == []
