@@ -12,50 +12,34 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence.runtime.policy import Policy
 from ringfence_guard import wording
+from ringfence_guard.adoption import CallAdoption
 from ringfence_guard.answers import HookAnswer, can_take_context
+from ringfence_guard.background_commands import BackgroundCommands
 from ringfence_guard.events import HookEvent
-from ringfence_guard.guard_log import CallKind, GuardedCallRecord, GuardLog
-from ringfence_guard.judging import EachChangePolicy, FailedCommandPolicy, SomeDeniedError
-from ringfence_guard.kept_calls import KeptCalls, OpenCall
+from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
+from ringfence_guard.judging import FailedCommandPolicy
+from ringfence_guard.kept_calls import CallGroup, KeptCalls, OpenCall, SessionKey
 from ringfence_guard.own_files import OwnFilesPolicy
 from ringfence_guard.settings import GuardSettings
-from ringfence_guard.transcripts import has_result
-from ringfence_tools.printable import one_line
+from ringfence_guard.transcripts import has_passed, is_proved_over
 
 if TYPE_CHECKING:
     from ringfence_sandbox import Workspace
 
-MAX_TITLE = 100
-"""The most characters of a call's arguments in the line of its step."""
 HOOK_SECONDS = 96.0
 """How long an agent waits for an answer if nothing else is said."""
 POLL_SECONDS = 0.02
+REPEATED_SECONDS = 10.0
+"""How long after the beginning of a call another hook of the agent may tell of it again."""
 OWN_TOOLS = ("mcp__ringfence", "mcp_ringfence", "ringfence_")
 """Tools of `ringfence serve`, which are transactions already."""
-
-
-@dataclass(eq=False, slots=True)
-class CallGroup:
-    """Calls that may change any file and overlap: one step."""
-
-    mark: str
-    open: list[OpenCall] = field(default_factory=list[OpenCall])
-    ended: list[OpenCall] = field(default_factory=list[OpenCall])
-    failed: int | None = None
-    """The exit code of a command that failed."""
-    verdict: str = ""
-    is_settled: bool = False
-    unheard: list[OpenCall] = field(default_factory=list[OpenCall])
-    """Calls whose end cannot carry the verdict: it did not wait longer, or never comes."""
 
 
 class GuardedCalls:
@@ -92,20 +76,19 @@ class GuardedCalls:
         self._turn = threading.Condition()
         self._state = state
         kept = KeptCalls() if state is None else KeptCalls.load(state)
-        self._restored = {call.mark for call in (*kept.files, *kept.open, *kept.ended)}
-        """The looks of an earlier guard, which may have adopted them before it was killed."""
-        self._goes_on = bool(self._restored)
+        restored = {call.mark for call in (*kept.files, *kept.open, *kept.ended)}
+        self._goes_on = bool(restored)
         """Whether what the opening finds changed may be of calls that an earlier guard saw begin."""
         self._file_calls = kept.files
         self._group: CallGroup | None = None
         if kept.open or kept.ended:
             self._group = CallGroup(kept.mark, kept.open, kept.ended, kept.failed, unheard=[*kept.ended])
-        self._loose = kept.loose
-        """By agent and session: commands that may go on after the end of their call."""
-        self._detached = kept.detached
-        """Those of them of which the agent does not know that they go on."""
+        self._background = BackgroundCommands(kept.loose, kept.detached)
         self._pending = kept.pending
         """By agent and session: what its model is to be told with a later event."""
+        self._adoption = CallAdoption(
+            lambda: self._workspace, log, self._policies, self._background, self._pending, restored
+        )
         self._processes = kept.processes
         self._ended: deque[tuple[str, ...]] = deque(maxlen=200)
         """The calls that ended last, by actor and id: an agent with two hooks tells each event twice."""
@@ -122,7 +105,7 @@ class GuardedCalls:
         """Raises WorkspaceLockedError while somebody else has it, and as `Workspace.open`."""
         if self._opened is None:
             self._opened = self._open_workspace()
-            if not self._goes_on and not self._loose:
+            if not self._goes_on and not self._background:
                 self._opened.look()
             self._goes_on = False
         return self._opened
@@ -184,17 +167,16 @@ class GuardedCalls:
                 self._turn.notify_all()
         return answer
 
-    def watched(self, session: tuple[str, str], process: int) -> None:
-        """The process of an agent's session is known."""
+    def watched(self, session: SessionKey, process: int, started: int) -> None:
+        """The process of an agent's session is known, and when it started."""
         with self._turn:
-            self._processes[session] = process
+            self._processes[session] = (process, started)
 
     @property
-    def known_sessions(self) -> Mapping[tuple[str, str], int]:
-        """The sessions that have not ended, with the process of each, or 0."""
+    def watched_sessions(self) -> Mapping[SessionKey, tuple[int, int]]:
+        """The sessions that have not ended and whose process is known, with that and when it started."""
         with self._turn:
-            opened = {call.event.actor[:2]: 0 for call in self._all_open()}
-            return {**opened, **dict.fromkeys(self._loose, 0), **self._processes}
+            return {**self._processes}
 
     def _save(self) -> None:
         if self._state is not None:
@@ -205,8 +187,8 @@ class GuardedCalls:
                 group.open,
                 group.ended,
                 group.failed,
-                self._loose,
-                self._detached,
+                self._background.loose,
+                self._background.detached,
                 self._pending,
                 self._processes,
             ).save(self._state)
@@ -216,8 +198,7 @@ class GuardedCalls:
         with self._turn:
             self._settle(call for call in self._all_open() if call.event.actor[:2] == (agent, session_id))
             self._judge_loose()
-            self._loose.pop((agent, session_id), None)
-            self._detached.pop((agent, session_id), None)
+            self._background.forget((agent, session_id))
             self._processes.pop((agent, session_id), None)
             if self._opened is not None and len(self._opened.steps()) > 2 * self._kept_steps:
                 self._opened.gc(self._kept_steps)
@@ -263,12 +244,12 @@ class GuardedCalls:
         elif event.phase == "prompt" and not event.subagent:
             if (asked := wording.asked_undo(event.prompt)) is not None:
                 return self._undo_prompt(event, asked, patience / 2)
-            self._settle(call for call in self._all_open() if self._has_passed(call, event))
+            self._settle(call for call in self._all_open() if has_passed(call.event, event))
         elif event.phase in ("stop", "batch_end", "subagent_end"):
             self._settle(call for call in self._all_open() if call.event.actor == event.actor)
             if event.has_background is False:
                 self._judge_loose()
-                self._keep_detached(key)
+                self._background.keep_detached(key)
             if event.parent_session and (texts := self._pending.pop(key, None)):
                 self._pending.setdefault((event.agent, event.parent_session), []).extend(texts)
         elif event.phase == "session_end":
@@ -287,7 +268,9 @@ class GuardedCalls:
         if paths == () or self._is_repeated(event):
             return HookAnswer()
         self.open(patience)
-        self._settle(call for call in self._all_open() if self._is_proved_over(call, event))
+        self._settle(call for call in self._all_open() if is_proved_over(call.event, event))
+        if event.agent != "gemini":  # its id is that of the call before, whose end was never told
+            self._settle(self._named_as(event))
         if paths is not None:
             if self._group is None:
                 self._judge_loose()
@@ -308,10 +291,16 @@ class GuardedCalls:
         return HookAnswer()
 
     def _is_repeated(self, event: HookEvent) -> bool:
-        """Whether an event was told before, by another hook of the agent. Gemini CLI has no ids to tell it by."""
+        """Whether an event was told just now, by another hook of the agent. Gemini CLI has no ids to tell it by."""
+        return event.agent != "gemini" and any(
+            call.began > time() - REPEATED_SECONDS and call.event.arguments == event.arguments
+            for call in self._named_as(event)
+        )
+
+    def _named_as(self, event: HookEvent) -> Iterator[OpenCall]:
+        """The open calls with the id of a call."""
         key = (*event.actor, event.call_id)
-        known = ((*call.event.actor, call.event.call_id) for call in self._all_open())
-        return event.agent != "gemini" and key in known
+        return (call for call in self._all_open() if (*call.event.actor, call.event.call_id) == key)
 
     def _inside(self, paths: Sequence[str]) -> tuple[str, ...]:
         """The paths in the workspace, from its root."""
@@ -347,7 +336,7 @@ class GuardedCalls:
         if event.exit_code and self._settings.rollback_on_failure:
             group.failed = event.exit_code
         if call.event.is_background:
-            self._add_loose(call.event)
+            self._background.add(call.event)
         if not group.open:
             self._settle_group(group)
         until = monotonic() + self._verdict_seconds
@@ -366,7 +355,7 @@ class GuardedCalls:
         if group.failed is not None:
             policies = (*policies, FailedCommandPolicy(group.failed))
         try:
-            group.verdict = self._adopt(calls, group.mark, None, policies)
+            group.verdict = self._adoption.adopt(calls, group.mark, None, policies)
         finally:
             group.is_settled = True
             self._turn.notify_all()
@@ -382,66 +371,12 @@ class GuardedCalls:
             call.mark = self._workspace.begin_look(paths=call.paths)
 
     def _adopt_file(self, call: OpenCall) -> str:
-        return self._adopt([call], call.mark, call.paths, self._policies)
-
-    def _adopt(
-        self, calls: Sequence[OpenCall], mark: str, paths: Sequence[str] | None, policies: Sequence[Policy]
-    ) -> str:
-        """Adopt calls as one. Return what their models are told."""
-        first = calls[0].event
-        others = [*self._loose_lines()] if paths is None else []
-        adopt = partial(
-            self._workspace.adopt,
-            tool=" + ".join(dict.fromkeys(call.event.tool for call in calls)),
-            call_id=first.call_id if len(calls) == 1 else None,
-            session_id=first.session_id,
-            paths=paths,
-            policies=policies,
-            agent=first.subagent or first.agent,
-            prompt_id=first.prompt_id,
-            client=first.agent,
-            params={"arguments": [call.event.arguments for call in calls]},
-            title=one_line(" + ".join(filter(None, (call.event.arguments for call in calls))), MAX_TITLE),
-        )
-        try:
-            done = adopt(mark)
-        except ValueError:
-            if mark not in self._restored:
-                raise
-            return ""
-        changed = [change.path for change in done.changes]
-        verdict = ""
-        if not done.kept:
-            together = [call.event.arguments for call in calls] if len(calls) > 1 else []
-            verdict = wording.describe_denial(done.receipt, done.conflicts, done.aborted, together, others)
-        step = None if done.step is None else done.step.number
-        for call in calls:
-            if changed:
-                kind: CallKind = "kept" if done.kept else "denied"
-                record = GuardedCallRecord.of(kind, call.event, step=step, aborted=done.aborted, paths=changed)
-                self._log.append(record)
-        return verdict
+        return self._adoption.adopt([call], call.mark, call.paths, self._policies)
 
     # Calls whose end never comes.
 
     def _all_open(self) -> list[OpenCall]:
         return [*self._file_calls, *([] if self._group is None else self._group.open)]
-
-    @staticmethod
-    def _has_passed(call: OpenCall, event: HookEvent) -> bool:
-        """Whether a prompt shows that a call is over: a person types the next one after it."""
-        began = call.event
-        if began.actor != event.actor:
-            return False
-        # qwen-code has the event of a prompt before every turn of the model.
-        return not event.prompt_id or began.prompt_id != event.prompt_id
-
-    @staticmethod
-    def _is_proved_over(call: OpenCall, event: HookEvent) -> bool:
-        began = call.event
-        is_other = began.call_id != event.call_id
-        same = began.actor == event.actor
-        return is_other and same and has_result(event.transcript or began.transcript, began.transcript_id)
 
     def _settle(self, calls: Iterator[OpenCall]) -> None:
         """Keep what calls without an end have changed, but for paths that policies deny."""
@@ -449,12 +384,12 @@ class GuardedCalls:
             event = call.event
             if call in self._file_calls:
                 self._file_calls.remove(call)
-                self._adopt_apart(event, call.mark, call.paths, "its end was never told")
+                self._adoption.adopt_apart(event, call.mark, call.paths, "its end was never told")
                 continue
             group = self._group
             assert group is not None
             group.open.remove(call)
-            self._add_loose(event)
+            self._background.add(event)
             if group.open or group.ended:
                 group.ended.append(call)
                 group.unheard.append(call)
@@ -463,62 +398,14 @@ class GuardedCalls:
             elif not group.ended:
                 self._settle_files()
                 self._group = None
-                self._adopt_apart(event, group.mark, None, "its end was never told")
+                self._adoption.adopt_apart(event, group.mark, None, "its end was never told")
 
     def _judge_loose(self) -> None:
         """Look at what commands that may still run have changed since the last look, or somebody else."""
-        if self._loose and self._group is None:
+        if self._background and self._group is None:
             self._settle_files()
-            event = HookEvent("claude", "", "other", "", "", arguments="; ".join(self._loose_lines()))
-            self._adopt_apart(event, self._workspace.begin_look(paths=[]), None, wording.MAYBE_OTHERS)
-
-    def _add_loose(self, event: HookEvent) -> None:
-        key = event.actor[:2]
-        self._loose.setdefault(key, []).append(event.arguments)
-        if event.is_detached:
-            self._detached.setdefault(key, []).append(event.arguments)
-
-    def _keep_detached(self, key: tuple[str, str]) -> None:
-        """The agent says that no command of the session runs any more: those that it does not know may."""
-        self._loose.pop(key, None)
-        if key in self._detached:
-            self._loose[key] = [*self._detached[key]]
-
-    def _loose_lines(self) -> Iterator[str]:
-        for lines in self._loose.values():
-            yield from dict.fromkeys(lines)
-
-    def _adopt_apart(self, event: HookEvent, mark: str, paths: Sequence[str] | None, note: str) -> None:
-        """Keep changes but for the paths that policies deny, which are rolled back alone."""
-        tool = event.tool or "unattributed"
-        each = EachChangePolicy(self._policies)
-        client = event.agent if event.tool else ""
-        adopt = partial(
-            self._workspace.adopt, tool=tool, session_id=event.session_id, prompt_id=event.prompt_id, client=client
-        )
-        try:
-            done = adopt(mark, paths=paths, policies=[each])
-        except ValueError:
-            if mark not in self._restored:
-                raise
-            return
-        except SomeDeniedError:
-            denied = sorted(each.denied)
-            apart = self._workspace.begin_look(paths=[])
-            back = adopt(apart, paths=denied, policies=self._policies)
-            gone = [change.path for change in back.changes]
-            self._log.append(
-                GuardedCallRecord.of("denied", event, aborted=back.aborted, paths=gone, note=f"late change; {note}")
-            )
-            text = wording.describe_late(event.arguments, each.denied, back.aborted)
-            for key in {event.actor[:2], *self._loose}:
-                if key[1]:
-                    self._pending.setdefault(key, []).append(text)
-            done = adopt(mark, paths=paths)
-        if changed := [change.path for change in done.changes]:
-            step = None if done.step is None else done.step.number
-            kind: CallKind = "kept" if event.tool else "unattributed"
-            self._log.append(GuardedCallRecord.of(kind, event, step=step, paths=changed, note=note))
+            event = HookEvent("claude", "", "other", "", "", arguments="; ".join(self._background.lines()))
+            self._adoption.adopt_apart(event, self._workspace.begin_look(paths=[]), None, wording.MAYBE_OTHERS)
 
     # Undo by a prompt.
 

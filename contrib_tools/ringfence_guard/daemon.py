@@ -55,13 +55,18 @@ class SessionProcesses:
     def __len__(self) -> int:
         return len(self._descriptors)
 
-    def watch(self, session: tuple[str, str], process: int) -> bool:
-        """Whether it is watched from now on. A process that is gone already, or is unknown, is not."""
-        with self._lock, suppress(OSError):
+    def watch(self, session: tuple[str, str], process: int, started: int = 0) -> int:
+        """Watch a process from now on, and return when it started. Return 0 for one that is unknown, or watched, or
+        gone already: then another one may have its number, which did not start when it did."""
+        with self._lock, suppress(OSError, ValueError):
             if session not in self._descriptors and process > 1:
-                self._descriptors[session] = os.pidfd_open(process)
-                return True
-        return False
+                descriptor = os.pidfd_open(process)
+                found = _start_of(process)
+                if found and started in (0, found):
+                    self._descriptors[session] = descriptor
+                    return found
+                os.close(descriptor)
+        return 0
 
     def forget(self, session: tuple[str, str]) -> None:
         with self._lock:
@@ -103,8 +108,8 @@ class GuardServer:
 
     def run(self, listening: socket.socket) -> None:
         """Serve until the end; then wait for what is being answered."""
-        for (agent, session), process in self._calls.known_sessions.items():  # of a guard that was killed
-            if process and not self._sessions.watch((agent, session), process):
+        for (agent, session), known in self._calls.watched_sessions.items():  # of a guard that was killed
+            if not self._sessions.watch((agent, session), *known):
                 self._end_session(agent, session)
         listening.settimeout(POLL_SECONDS)
         threads: list[threading.Thread] = []
@@ -190,8 +195,8 @@ class GuardServer:
         self._last_events[event.agent] = event.name
         if event.session_id:
             process = int(given.get("process") or 0)
-            if self._sessions.watch(session, process):
-                self._calls.watched(session, process)
+            if started := self._sessions.watch(session, process):
+                self._calls.watched(session, process, started)
         try:
             answer = self._calls.handle(event, patience_seconds=float(given.get("seconds") or HOOK_SECONDS))
         except (RingfenceError, OSError, ValueError) as error:
@@ -300,6 +305,15 @@ def _say(text: str) -> None:
     """Write to the file that a client reads if no guard starts."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def _start_of(process: int) -> int:
+    """When a process started, in ticks since the machine did; 0 for one that is gone."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_bytes()
+    except FileNotFoundError:
+        return 0
+    return int(text.rpartition(b")")[2].split()[19])
 
 
 def _peer(connection: socket.socket) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from time import time
 from typing import Any, TypeAlias, cast
 
 from ringfence_guard.events import HookEvent
@@ -27,17 +28,33 @@ class OpenCall:
     """The files that it names, in the workspace."""
     verdict: str = ""
     """What became of a part of it that had to be settled before its end."""
+    began: float = field(default_factory=time)
 
     def to_json(self) -> dict[str, Any]:
         event = asdict(replace(self.event, result=None))
-        return {"event": event, "mark": self.mark, "paths": self.paths, "verdict": self.verdict}
+        return {"event": event, "mark": self.mark, "paths": self.paths, "verdict": self.verdict, "began": self.began}
 
     @staticmethod
     def of_json(held: Mapping[str, Any]) -> OpenCall:
         given = dict(held["event"])
         given["paths"] = None if given["paths"] is None else tuple(given["paths"])
         paths = None if held["paths"] is None else tuple(held["paths"])
-        return OpenCall(HookEvent(**given), str(held["mark"]), paths, str(held["verdict"]))
+        return OpenCall(HookEvent(**given), str(held["mark"]), paths, str(held["verdict"]), float(held["began"]))
+
+
+@dataclass(eq=False, slots=True)
+class CallGroup:
+    """Calls that may change any file and overlap: one step."""
+
+    mark: str
+    open: list[OpenCall] = field(default_factory=list[OpenCall])
+    ended: list[OpenCall] = field(default_factory=list[OpenCall])
+    failed: int | None = None
+    """The exit code of a command that failed."""
+    verdict: str = ""
+    is_settled: bool = False
+    unheard: list[OpenCall] = field(default_factory=list[OpenCall])
+    """Calls whose end cannot carry the verdict: it did not wait longer, or never comes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +70,8 @@ class KeptCalls:
     loose: dict[SessionKey, list[str]] = field(default_factory=dict[SessionKey, list[str]])
     detached: dict[SessionKey, list[str]] = field(default_factory=dict[SessionKey, list[str]])
     pending: dict[SessionKey, list[str]] = field(default_factory=dict[SessionKey, list[str]])
-    processes: dict[SessionKey, int] = field(default_factory=dict[SessionKey, int])
+    processes: dict[SessionKey, tuple[int, int]] = field(default_factory=dict[SessionKey, tuple[int, int]])
+    """The process of each agent, and when it started: after a reboot another one may have its number."""
 
     def save(self, directory: Path) -> None:
         """Raises OSError."""
@@ -80,6 +98,7 @@ class KeptCalls:
                 name: {(str(agent), str(session)): value for agent, session, value in cast("Sequence[Any]", held[name])}
                 for name in _BY_SESSION
             }
+            by_session["processes"] = {key: (int(one), int(at)) for key, (one, at) in by_session["processes"].items()}
             found = KeptCalls(mark=str(held["mark"]), failed=held["failed"], **calls, **cast("Any", by_session))
         return found
 

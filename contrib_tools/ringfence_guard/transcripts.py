@@ -1,8 +1,10 @@
-"""What agents' records of their sessions tell: whether a call has a result."""
+"""What shows that a call is over whose end was not told: the agent's record of its session, or a later event."""
 
 from __future__ import annotations
 
 import os
+
+from ringfence_guard.events import HookEvent
 
 TAIL_BYTES = 4 << 20
 """How far from the end of a record is read. A call whose result is asked for is among the newest."""
@@ -21,3 +23,16 @@ def has_result(transcript: str, call_id: str) -> bool:
         return False
     name = f'"{call_id}"'.encode(errors="replace")
     return any(name in line and any(kind in line for kind in _RESULTS) for line in lines)
+
+
+def has_passed(began: HookEvent, prompt: HookEvent) -> bool:
+    """Whether a prompt shows that a call is over: a person types the next one after it."""
+    # qwen-code has the event of a prompt before every turn of the model.
+    return began.actor == prompt.actor and (not prompt.prompt_id or began.prompt_id != prompt.prompt_id)
+
+
+def is_proved_over(began: HookEvent, event: HookEvent) -> bool:
+    """Whether the beginning of another call shows that a call is over: the model has had its result."""
+    is_other = began.call_id != event.call_id
+    same = began.actor == event.actor
+    return is_other and same and has_result(event.transcript or began.transcript, began.transcript_id)

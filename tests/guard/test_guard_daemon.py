@@ -225,3 +225,21 @@ def test_nonsense_is_refused_and_the_guard_stays(root: Path, hook: Run, question
 def test_an_event_that_is_no_object_is_denied(root: Path, tmp_path: Path, text: str) -> None:
     words = [sys.executable, "-I", "-S", client_path(), "claude", "--state", str(tmp_path / "state")]
     assert subprocess.run(words, input=text, capture_output=True, text=True, timeout=60).returncode == 2
+
+
+@pytest.mark.parametrize("is_another", [False, True])
+def test_a_killed_guards_session_lasts_while_its_very_process_does(root: Path, hook: Run, is_another: bool) -> None:
+    hook("PreToolUse", **BASH, tool_input={"command": "x"})
+    process = asked(root, {"kind": "status"})["status"]["process"]
+    os.kill(process, signal.SIGKILL)
+    while Path(f"/proc/{process}/cmdline").exists() and Path(f"/proc/{process}/cmdline").read_bytes():
+        time.sleep(0.01)
+    kept = guard_directory(root) / "open.json"
+    held = json.loads(kept.read_text())
+    [[agent, session, [number, started]]] = held["processes"]
+    assert (agent, session, number) == ("claude", "s", os.getpid())
+    if is_another:  # as after a reboot
+        held["processes"] = [[agent, session, [number, started + 1]]]
+        kept.write_text(json.dumps(held))
+    hook("SessionStart", agent="codex", session_id="other")
+    assert len(asked(root, {"kind": "status"})["status"]["open_calls"]) == (0 if is_another else 1)

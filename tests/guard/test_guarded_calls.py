@@ -477,6 +477,16 @@ def test_an_event_that_two_hooks_tell_counts_once(agent: Agent, workspace: Works
     assert [one.kind for one in log.read()] == ["kept", "kept"]
 
 
+def test_a_call_id_that_is_used_again_is_another_call(agent: Agent, workspace: Workspace) -> None:
+    lost = agent.begin("Bash", command="first")
+    agent.sh("mkdir protected; echo 1 > first.txt")
+    again = {**lost, "tool_input": {"command": "second"}}
+    assert agent.tell("PreToolUse", **again) == HookAnswer()
+    agent.sh("echo 2 > second.txt")
+    assert "late change" in agent.end(again).context
+    assert steps(workspace) == [("Bash", ("first.txt",)), ("Bash", ("second.txt",))]
+
+
 @pytest.fixture
 def restarted(root: Path, tmp_path: Path, log: GuardLog) -> Generator[Callable[[], GuardedCalls]]:
     """Starts a guard of its own opening of the workspace, in the place of one that was killed."""

@@ -1,0 +1,41 @@
+"""Commands that may go on after the end of their call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ringfence_guard.events import HookEvent
+from ringfence_guard.kept_calls import SessionKey
+
+
+@dataclass(eq=False, slots=True)
+class BackgroundCommands:
+    """The command lines, by agent and session."""
+
+    loose: dict[SessionKey, list[str]] = field(default_factory=dict[SessionKey, list[str]])
+    detached: dict[SessionKey, list[str]] = field(default_factory=dict[SessionKey, list[str]])
+    """Those of them of which the agent does not know that they go on."""
+
+    def __bool__(self) -> bool:
+        return bool(self.loose)
+
+    def add(self, event: HookEvent) -> None:
+        key = event.actor[:2]
+        self.loose.setdefault(key, []).append(event.arguments)
+        if event.is_detached:
+            self.detached.setdefault(key, []).append(event.arguments)
+
+    def keep_detached(self, key: SessionKey) -> None:
+        """The agent says that no command of the session runs any more: those that it does not know may."""
+        self.loose.pop(key, None)
+        if key in self.detached:
+            self.loose[key] = [*self.detached[key]]
+
+    def forget(self, key: SessionKey) -> None:
+        self.loose.pop(key, None)
+        self.detached.pop(key, None)
+
+    def lines(self) -> Iterator[str]:
+        for lines in self.loose.values():
+            yield from dict.fromkeys(lines)
