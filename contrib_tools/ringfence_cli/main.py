@@ -166,6 +166,7 @@ def ringfence() -> None:
     metavar="J",
     help="With --candidates: at most J at once.  [default: one a processor]",
 )
+@click.option("--fail-if-unchanged", is_flag=True, help="Exit with 6 if the model ended its work and changed nothing.")
 @SECTION
 @POLICY
 @ALLOW_GIT
@@ -185,6 +186,9 @@ def run(invocation: Invocation, **given: Any) -> int:
     failed, 4 the sandbox is not available, 5 deadline, turns or budget used up, 130 interrupted and rolled back. With
     --json there is always an object, and its "outcome" says which it was. With --candidates it is 0 if one passed, or
     without --score if one was done, and 1 if none did or the promotion met a conflict.
+    failed, 4 the sandbox is not available, 5 deadline, turns or budget used up, 6 nothing was changed and
+    --fail-if-unchanged given, 130 interrupted and rolled back. With --json there is always an object, and its
+    "outcome" says which it was.
     """
     if given.pop("forget"):
         if given["task"] is not None or given["resume"]:

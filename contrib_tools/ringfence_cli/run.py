@@ -95,6 +95,7 @@ class RunCommand:
     max_tokens: int | None
     max_turns: int | None
     max_repeats: int | None
+    fail_if_unchanged: bool
     sections: tuple[str, ...]
     policies: tuple[str, ...]
     with_ignored: bool
@@ -384,17 +385,25 @@ def _finish(run: Run, outcome: RunOutcome, errors: ErrorStream, invocation: Invo
         outcome.applied = bool(outcome.changes or outcome.ignored)
     elif options.apply:
         apply_outcome(outcome, task, invocation.signals)
+    if options.fail_if_unchanged:
+        _fail_if_unchanged(outcome)
     if (report := run.report) is not None:
         write(lambda: report.write(_render_report(run, outcome, report)))
     if invocation.wants_json:
         write(lambda: invocation.put_json(outcome.to_json()))
     _print_ending(run, outcome, errors)
-    if record is not None and outcome.outcome == "done":
+    if record is not None and outcome.outcome in {"done", "unchanged"}:
         record.finish()  # after a kill before all of it was written, --resume writes it
     if outcome.error is not None:
         errors.say(f"ringfence: {outcome.error}")
         for path in outcome.conflicts:
             errors.say(f"  {escape_path(path)}")
+
+
+def _fail_if_unchanged(outcome: RunOutcome) -> None:
+    # Of a part alone, nobody knows what the parts before it have changed.
+    if outcome.outcome == "done" and not (outcome.changes or outcome.ignored or outcome.is_part):
+        outcome.fail("the model ended its work, and nothing was changed", "unchanged")
 
 
 def _print_ending(run: Run, outcome: RunOutcome, errors: ErrorStream) -> None:

@@ -734,3 +734,16 @@ def test_a_run_that_may_open_too_few_files_says_which_limit_to_raise(tree: Path)
     assert ended.returncode == 2
     assert b"the workspace cannot be opened: Too many open files: raise" in b" ".join(ended.stderr.split())
     assert b"`ulimit -n`" in ended.stderr
+
+
+def test_a_run_that_changed_nothing_fails_only_where_that_is_asked_for(tree: Path) -> None:
+    assert run(tree, turns=[DONE]).returncode == 0
+    done = run(tree, "--fail-if-unchanged", "--json", turns=[DONE])
+    assert (done.returncode, json.loads(done.stdout)["outcome"]) == (6, "unchanged")
+    assert run(tree, "--fail-if-unchanged").returncode == 0
+
+
+def test_a_run_on_disk_that_changed_nothing_is_not_to_be_resumed(tree: Path) -> None:
+    given = ("--task", "Do it.", "--model", script(tree.parent, DONE), "--fail-if-unchanged")
+    assert ringfence("run", tree, *given).returncode == 6
+    assert ringfence("run", tree, "--resume", "--model", script(tree.parent, DONE)).returncode == 2

@@ -38,7 +38,15 @@ from ringfence_tools.runs.attention import Attention, attention
 from ringfence_tools.runs.run_workspace import RunWorkspace, own_policies
 
 Outcome = Literal[
-    "done", "failed", "not_started", "busy", "provider_failed", "no_sandbox", "limit_reached", "interrupted"
+    "done",
+    "failed",
+    "not_started",
+    "busy",
+    "provider_failed",
+    "no_sandbox",
+    "limit_reached",
+    "unchanged",
+    "interrupted",
 ]
 EXIT_CODES: dict[Outcome, int] = {
     "done": 0,
@@ -48,6 +56,7 @@ EXIT_CODES: dict[Outcome, int] = {
     "provider_failed": 3,
     "no_sandbox": 4,
     "limit_reached": 5,
+    "unchanged": 6,
     "interrupted": 130,
 }
 CALL_OUTCOMES: tuple[CallOutcome, ...] = get_args(CallOutcome)

@@ -52,6 +52,7 @@ HEADINGS = {
     "failed": "The task failed",
     "provider_failed": "The model's provider failed",
     "limit_reached": "A limit was reached",
+    "unchanged": "Nothing was changed",
     "interrupted": "The run was interrupted",
 }
 MARKS = {"pending": "to do", "in_progress": "begun", "done": "done"}
