@@ -71,6 +71,7 @@ def _refuse_others(options: RunCommand) -> None:
         ("--receipts", options.receipts is not None),
         ("--report", options.report is not None),
         ("--ask", bool(options.asks)),
+        ("--fail-if-unchanged", options.fail_if_unchanged),
     )
     if refused := [option for option, is_given in others if is_given]:
         raise click.UsageError(f"{' and '.join(refused)}: not with --candidates, of which each is a run in its fork")
