@@ -23,13 +23,14 @@ from ringfence_guard import (
     ask_guard,
     guard_directory,
     guarded_root,
+    load_settings,
     open_guarded,
     save_settings,
     stop_guard,
 )
 from ringfence_sandbox import Workspace, store_directory
 from ringfence_tools.client_files import ClientScope
-from ringfence_tools.printable import one_line
+from ringfence_tools.printable import one_line, plural, printable
 from ringfence_tools.runs.command_errors import NotStartedError
 from ringfence_tools.runs.outputs import put, put_diff, put_line
 from ringfence_tools.runs.owner_policies import policies_of
@@ -110,6 +111,15 @@ def install(
         )
         installation.install(command)
         save_settings(root, settings)
+        put_line(_described(settings))
+
+
+def _described(settings: GuardSettings) -> str:
+    """Say what the guard judges calls by, beside the owner's file."""
+    rules = [*settings.policies]
+    rules += ["--background deny"] if settings.deny_background else []
+    rules += ["--rollback-on-failure"] if settings.rollback_on_failure else []
+    return printable(f"policies: {', '.join(rules) or 'none beside those of the owner'}")
 
 
 @guard.command()
@@ -149,10 +159,11 @@ def status(invocation: Invocation, directory: Path) -> None:
             last = f", last event {seen}" if seen else ""
             where = f"installed, {' and '.join(scopes)}" if scopes else "not installed"
             put_line(f"{GUARDED_AGENTS[name].title}: {where}{last}")
+        put_line(_described(load_settings(root)))
         if running is None:
             put_line("no guard runs: the first event of an agent starts it")
         else:
-            put_line(f"the guard is process {running['process']}, with {running['sessions']} sessions")
+            put_line(f"the guard is process {running['process']}, with {plural(running['sessions'], 'session')}")
             for call in running["open_calls"]:
                 put_line(one_line(f"running: {call}", 200))
 

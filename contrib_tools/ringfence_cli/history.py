@@ -20,6 +20,7 @@ from ringfence import serde
 from ringfence.errors import RingfenceError
 from ringfence.escapes import display_path, escape_path
 from ringfence.failures import describe_error
+from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import is_dotgit
 from ringfence.receipts import change_json
 from ringfence_cli.options import (
@@ -546,14 +547,15 @@ def opened(directory: Path, invocation: Invocation, *, changes: bool, dry_run: b
 
 @contextmanager
 def opened_to_change(directory: Path, invocation: Invocation, *, dry_run: bool = False) -> Generator[Workspace]:
-    """`opened` to be changed, where the directory may have no history yet: then it begins with the files as they are.
+    """`opened` to be changed, where the directory may have no history yet: then it begins with the files as they are,
+    without the usual ones with secrets.
 
     Raises what `opened` does.
     """
     if find_workspace(directory) != Path(os.path.realpath(directory)):
         try:
             with invocation.signals.let_through(), recording() as progress:
-                Workspace.open(directory, progress=progress).close()
+                Workspace.open(directory, hide=HiddenFiles(), progress=progress).close()
         except KeyboardInterrupt:
             raise click.Abort("interrupted: nothing was changed") from None
     with opened(directory, invocation, changes=True, dry_run=dry_run) as workspace:

@@ -76,8 +76,8 @@ class HookInstallation:
             for event, groups in wanted.items():
                 record.install(file, ConfigEdit(self.path, ("hooks", event), members=groups))
             if not file.is_changed:
-                state = "installed already" if wanted else "not installed"
-                self.say(f"{self.agent.title}: the guard is {state} in {self.path}, and nothing was changed")
+                state = "has the hooks of the guard already" if wanted else "has no hooks of the guard"
+                self.say(f"{self.agent.title}: {self.path} {state}, and stays as it is")
                 return
             record.save()
             file.save(record.backups)

@@ -133,3 +133,13 @@ def test_two_forks_are_compared_also_if_they_began_at_different_steps(tree: Path
     assert changed == ["-of the first", "+a", "-b", "+later"]
     assert answer("forks", tree, "--diff", "first", "second")["patch"] == done.stdout
     assert ringfence("forks", tree, "--diff", "first", "first").returncode != 0
+
+
+def test_the_usual_files_with_secrets_are_hidden_in_a_directory_without_a_history(tree: Path, tmp_path: Path) -> None:
+    (tree / ".env").write_text("K=1\n")
+    made = fork(tree, "one", "--into", tmp_path / "one")
+    (made / ".env").write_text("K=2\n")
+    (made / "a.txt").write_text("changed\n")
+    assert ringfence_text("promote", tree, "one").returncode == 0
+    assert ((tree / ".env").read_text(), (tree / "a.txt").read_text()) == ("K=1\n", "changed\n")
+    assert not (fork(tree, "clean", "--no-secrets", "--into", tmp_path / "clean") / ".env").exists()

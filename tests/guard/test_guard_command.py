@@ -73,12 +73,14 @@ def test_hooks_are_added_to_all_that_a_file_has_and_removed_again(
     assert "--if-unavailable" not in group["hooks"][0]["command"]
 
     again = path.read_text()
-    assert "nothing was changed" in guard("install", agent, *scope)
+    said = guard("install", agent, "--policy", "deletions:2", *scope)
+    assert "stays as it is" in said
+    assert "policies: deletions:2" in said
     assert path.read_text() == again
 
     assert "taken out of" in guard("uninstall", agent, *scope)
     assert settings(path) == json.loads(text)
-    assert "nothing was changed" in guard("uninstall", agent, *scope)
+    assert "stays as it is" in guard("uninstall", agent, *scope)
 
 
 @pytest.mark.parametrize("agent", FILES)
