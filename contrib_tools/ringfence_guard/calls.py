@@ -11,7 +11,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ from ringfence_guard.judging import FailedCommandPolicy
 from ringfence_guard.kept_calls import CallGroup, KeptCalls, OpenCall, SessionKey
 from ringfence_guard.own_files import OwnFilesPolicy
 from ringfence_guard.settings import GuardSettings
+from ringfence_guard.step_undo import StepUndo
 from ringfence_guard.transcripts import has_passed, is_proved_over
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class GuardedCalls:
         self._adoption = CallAdoption(
             lambda: self._workspace, log, self._policies, self._background, self._pending, restored
         )
+        self._step_undo = StepUndo(lambda: self._workspace, log, self._pending)
         self._processes = kept.processes
         self._ended: deque[tuple[str, ...]] = deque(maxlen=200)
         """The calls that ended last, by actor and id: an agent with two hooks tells each event twice."""
@@ -205,32 +206,14 @@ class GuardedCalls:
             self._save()
             self._turn.notify_all()
 
-    def undo(
-        self,
-        numbers: Sequence[int],
-        sessions: Collection[str] | None = None,
-        n: int | None = None,
-        paths: Collection[str] | None = None,
-    ) -> str:
-        """Undo these steps, newest first; or the newest ``n``, of these sessions if any are given. With ``paths``, only
-        what they changed there.
+    def undo(self, n: int, by: str = "", paths: Collection[str] | None = None) -> str:
+        """Undo the newest ``n`` steps of agents that are not undone; or with ``by`` those of the newest one's "session"
+        or "prompt". With ``paths``, only what they changed there.
 
         Return what was done, in words. Raises LookupError where there are not so many steps.
         """
         with self._turn:
-            if numbers:
-                there = sorted({step.number for step in self._workspace.steps()}.intersection(numbers), reverse=True)
-                if not there:
-                    raise LookupError("the history has none of these steps any more")
-                done = [self._workspace.undo(step=number, paths=paths) for number in there]
-            else:
-                done = [self._workspace.undo(n or 1, session=sessions, paths=paths)]
-            steps = [one.step.number for one in done if one.step is not None]
-            outcomes = {path: outcome for one in done for path, outcome in one.outcomes.items()}
-            text = wording.describe_undo(outcomes)
-            record = GuardedCallRecord("undone", step=steps[-1] if steps else None, paths=[*outcomes], note=text)
-            self._log.append(record)
-            return text
+            return self._step_undo.undo(self._step_undo.newest(n, by), paths)
 
     def _take(self, event: HookEvent, patience: float) -> HookAnswer:
         key = event.actor[:2]
@@ -419,11 +402,7 @@ class GuardedCalls:
             return HookAnswer(denial=f"ringfence guard: {error}")
         self._undone.add(key)
         self._settle(call for call in self._all_open() if call.event.actor == event.actor)
-        own = [step for step in self._workspace.steps() if step.session_id == event.session_id and step.tool != "undo"]
+        own = self._step_undo.left(event.session_id)
         if n > len(own):
             return HookAnswer(denial=f"ringfence guard: this session has {len(own)} steps, and {n} were to be undone")
-        with suppress(LookupError):
-            text = self.undo([], [event.session_id], n)
-            self._pending.setdefault(event.actor[:2], []).append(f"A person has undone your last changes. {text}")
-            return HookAnswer(denial=text)
-        return HookAnswer(denial="ringfence guard: there is nothing to undo")
+        return HookAnswer(denial=self._step_undo.undo(own[:n]))

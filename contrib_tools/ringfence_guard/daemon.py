@@ -230,20 +230,8 @@ class GuardServer:
 
     def _undo(self, given: Mapping[str, Any]) -> dict[str, Any]:
         paths: Sequence[str] | None = given.get("paths")
-        if not given.get("by"):
-            self._calls.open(LOCK_SECONDS)
-            return {"text": self._calls.undo([], None, int(given.get("n") or 1), paths)}
-        records = [one for one in self._log.read() if one.kind == "kept" and one.step is not None]
-        if not records:
-            raise LookupError("no call of an agent has changed anything yet")
-        last = records[-1]
-        numbers = {
-            one.step
-            for one in records
-            if one.session_id == last.session_id and (given["by"] == "session" or one.prompt_id == last.prompt_id)
-        }
         self._calls.open(LOCK_SECONDS)
-        return {"text": self._calls.undo([number for number in numbers if number is not None], paths=paths)}
+        return {"text": self._calls.undo(int(given.get("n") or 1), str(given.get("by") or ""), paths)}
 
     def _stop(self, given: Mapping[str, Any]) -> dict[str, Any]:
         self.stop()

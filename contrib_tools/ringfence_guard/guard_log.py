@@ -18,6 +18,11 @@ was not run; *undone* is an undo; *unseen* is the end of a call whose beginning 
 FILE = "calls.jsonl"
 
 
+def now() -> str:
+    """The time of an entry."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 @dataclass(frozen=True, slots=True)
 class GuardedCallRecord:
     """One entry of the log."""
@@ -34,6 +39,8 @@ class GuardedCallRecord:
     paths: Sequence[str] = ()
     note: str = ""
     at: str = ""
+    undoes: Sequence[int] = ()
+    """Of an undo: the steps that it reversed as a whole."""
 
     @staticmethod
     def of(kind: CallKind, event: HookEvent, **more: Any) -> GuardedCallRecord:
@@ -45,7 +52,7 @@ class GuardedCallRecord:
             event.prompt_id,
             event.tool,
             event.arguments,
-            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            at=now(),
             **more,
         )
 

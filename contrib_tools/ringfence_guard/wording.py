@@ -62,14 +62,15 @@ def describe_late(command: str, denied: Mapping[str, str], aborted: int | None) 
     )
 
 
-def describe_undo(outcomes: Mapping[str, str]) -> str:
-    """Say what an undo did, by path."""
+def describe_undo(outcomes: Mapping[str, str], steps: Sequence[int]) -> str:
+    """Say what an undo did, by path, and which steps it made."""
     changed = [path for path, outcome in outcomes.items() if outcome in ("restored", "removed")]
     stays = [path for path, outcome in outcomes.items() if outcome == "conflict"]
     text = f"Undone: {list_paths(changed)}." if changed else "Nothing was undone."
     if stays:
         text += f" These stay, since they were changed later: {list_paths(stays)}."
-    return f"{text} Read them again before you edit them."
+    made = ", ".join(map(str, steps))
+    return f"{text} (step {made})" if made else text
 
 
 def list_paths(paths: Collection[str]) -> str:

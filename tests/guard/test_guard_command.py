@@ -235,6 +235,22 @@ def test_commands_work_beside_a_guard_from_below_and_without_one(guard: Guard, r
     assert not (root / "3.txt").exists()
 
 
+def test_one_undo_after_another_goes_back_step_by_step_and_past_the_steps_of_others(guard: Guard, root: Path) -> None:
+    guard("install", "claude")
+    for n in (1, 2, 3):
+        bash(root, f"echo {n} > {n}.txt")
+    assert ringfence_text("exec", "--", "touch", "9.txt", cwd=root).returncode == 0
+    for left in ("129", "19"):
+        guard("undo")
+        assert sorted(path.name for path in root.glob("[0-9].txt")) == [f"{n}.txt" for n in left]
+    told = fire(root, "UserPromptSubmit", prompt="go on", prompt_id="later").stdout
+    assert "A person has undone changes of yours" in told
+    assert "2.txt" in told
+    assert "Undone: 1.txt" in fire(root, "UserPromptSubmit", prompt="undo!", prompt_id="last").stdout
+    assert "no step of an agent" in guard("undo", exit_code=2)
+    assert (root / "9.txt").exists()
+
+
 def test_hidden_files_never_enter_the_history(guard: Guard, root: Path) -> None:
     (root / ".env").write_text("KEY=earlier-secret\n")
     guard("install", "claude", "--policy", "deny:/protected")
@@ -264,7 +280,7 @@ def test_an_installation_over_a_running_guard_has_its_policies_in_force(guard: G
 
 def test_there_is_nothing_to_show_or_undo_at_first(guard: Guard, root: Path) -> None:
     guard("install", "qwen")
-    assert "no call of an agent" in guard("undo", "--session", exit_code=2)
+    assert "no step of an agent" in guard("undo", "--session", exit_code=2)
     assert guard("show", "7", exit_code=2)
     assert guard("log") == ""
     assert "give one of" in guard("undo", "3", "--prompt", exit_code=2)

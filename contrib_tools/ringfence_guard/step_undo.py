@@ -1,0 +1,86 @@
+"""The undo of steps that calls of agents made: by a person at a terminal, or by a prompt in the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from ringfence_guard import wording
+from ringfence_guard.guard_log import GuardedCallRecord, GuardLog, now
+from ringfence_sandbox import NothingToUndoError
+
+if TYPE_CHECKING:
+    from ringfence_sandbox import Workspace
+
+
+class StepUndo:
+    """Undoes steps of agents, and none of anybody else. What is undone once is not undone again: the next undo goes on
+    before it."""
+
+    def __init__(
+        self, workspace: Callable[[], Workspace], log: GuardLog, pending: dict[tuple[str, str], list[str]]
+    ) -> None:
+        self._workspace, self._log, self._pending = workspace, log, pending
+
+    def left(self, session_id: str = "") -> list[GuardedCallRecord]:
+        """The kept calls whose step is there and was not undone, newest first: of a session, if one is given."""
+        records = self._log.read()
+        undone = {number for one in records for number in one.undoes}
+        there = {step.number for step in self._workspace().steps()} - undone
+        found: dict[int, GuardedCallRecord] = {}
+        for one in reversed(records):
+            if one.kind == "kept" and one.step in there and session_id in ("", one.session_id):
+                found.setdefault(one.step, one)
+        return [*found.values()]
+
+    def newest(self, n: int, by: str = "") -> list[GuardedCallRecord]:
+        """The newest ``n`` calls that are left; or with ``by`` all of the newest one's "session" or "prompt".
+
+        Raises LookupError where there are not so many.
+        """
+        left = self.left()
+        if not left:
+            raise LookupError("no step of an agent is left to undo")
+        if by:
+            last = left[0]
+            return [
+                one
+                for one in left
+                if one.session_id == last.session_id and (by == "session" or one.prompt_id == last.prompt_id)
+            ]
+        if n > len(left):
+            raise LookupError(f"{len(left)} steps of agents are left to undo, and {n} were to be undone")
+        return left[:n]
+
+    def undo(self, calls: Sequence[GuardedCallRecord], paths: Collection[str] | None = None) -> str:
+        """Undo the steps of these calls; with ``paths`` only what they changed there. The agents are told.
+
+        Return what was done, in words. Raises LookupError where they changed nothing at these paths.
+        """
+        outcomes: dict[str, str] = {}
+        made: list[int] = []
+        undone: list[int] = []
+        missing: NothingToUndoError | None = None
+        for call in calls:
+            try:
+                done = self._workspace().undo(step=call.step, paths=paths)
+            except NothingToUndoError as error:
+                missing = error
+                continue
+            outcomes.update(done.outcomes)
+            if done.step is not None:
+                made.append(done.step.number)
+                undone += [call.step] if paths is None and call.step is not None else []
+        if missing is not None and not outcomes:
+            raise LookupError(str(missing)) from missing
+        text = wording.describe_undo(outcomes, made)
+        if made:
+            changed = [path for path, outcome in outcomes.items() if outcome != "conflict"]
+            self._log.append(
+                GuardedCallRecord("undone", step=made[-1], paths=changed, note=text, undoes=undone, at=now())
+            )
+            for actor in {(one.agent, one.session_id) for one in calls}:
+                self._pending.setdefault(actor, []).append(
+                    f"A person has undone changes of yours. {text} Read them again before you edit them."
+                )
+        return text
