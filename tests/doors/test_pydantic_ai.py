@@ -122,7 +122,7 @@ def test_what_a_tool_returns_has_the_receipts_of_its_changes_as_metadata(root: P
     async def look(ctx: RunContext[None]) -> str:
         return await ctx.workspace.read_text("a.txt")
 
-    messages = agent.run_sync("Go.").all_messages()
+    messages = asyncio.run(agent.run("Go.")).all_messages()
     parts = {part.tool_name: part for one in messages for part in one.parts if isinstance(part, ToolReturnPart)}
     assert (parts["look"].content, parts["look"].metadata) == ("one\n", None)
     assert parts["change"].content == "changed"
@@ -141,10 +141,10 @@ def test_a_run_does_not_go_on_in_a_directory_that_is_not_the_one_that_was_opened
     async def look(ctx: RunContext[None]) -> str:
         return await ctx.workspace.working_dir()
 
-    result = agent.run_sync("Go.", workspace=WorkspaceRef(provider="ringfence", id=workspace.root))
+    result = asyncio.run(agent.run("Go.", workspace=WorkspaceRef(provider="ringfence", id=workspace.root)))
     assert result.output == "Done."
     with pytest.raises(Exception, match="workspace"):
-        agent.run_sync("Go.", workspace=WorkspaceRef(provider="ringfence", id="/elsewhere"))
+        asyncio.run(agent.run("Go.", workspace=WorkspaceRef(provider="ringfence", id="/elsewhere")))
 
 
 def test_ringfence_imports_no_framework_unless_its_door_is() -> None:
