@@ -61,7 +61,7 @@ def test_texts_are_listed_and_checked(project: Path, name: str) -> None:
     assert "app:main latest  1 section, 1 tool" in overrides(project, "list").stdout
     checked = overrides(project, "check", f"prompts:{name}")
     assert (checked.returncode, checked.stdout) == (0, "")
-    (project / "prompts.py").write_text(MODULE.replace("Be kind.", "Be calm."))
+    (project / "prompts.py").write_text(MODULE.replace("Be kind.", "Be patient."))
     checked = overrides(project, "check", f"prompts:{name}")
     assert checked.returncode == 1
     assert "section t: it has changed since" in checked.stdout
