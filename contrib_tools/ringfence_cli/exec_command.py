@@ -67,7 +67,7 @@ class NotUnderstoodError(click.UsageError):
     exit_code = OURS
 
 
-def _ours(error: click.ClickException) -> click.ClickException:
+def _with_exit_code(error: click.ClickException) -> click.ClickException:
     if isinstance(error, click.UsageError):
         return NotUnderstoodError(error.format_message(), error.ctx)
     return FailedError(error.format_message())
@@ -87,9 +87,9 @@ class ExecCommand(Command):
             if "--" not in args and "`--`" not in error.message:  # the command was taken for DIR and options
                 message = f"{error.format_message()} Write `--` before the command: {_SHAPE}"
                 raise NotUnderstoodError(message, error.ctx) from None
-            raise _ours(error) from None
+            raise _with_exit_code(error) from None
         except click.ClickException as error:
-            raise _ours(error) from None
+            raise _with_exit_code(error) from None
         return rest
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -102,7 +102,7 @@ class ExecCommand(Command):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            raise _ours(error) from None
+            raise _with_exit_code(error) from None
         except click.Abort:
             raise
         except (RingfenceError, OSError, ValueError) as error:

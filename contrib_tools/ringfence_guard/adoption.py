@@ -77,7 +77,7 @@ class CallAdoption:
                 self._log.append(record)
         return verdict
 
-    def adopt_apart(self, event: HookEvent, mark: str, paths: Sequence[str] | None, note: str) -> None:
+    def adopt_path_by_path(self, event: HookEvent, mark: str, paths: Sequence[str] | None, note: str) -> None:
         """Keep changes but for the paths that policies deny, which are rolled back alone."""
         tool = event.tool or "unattributed"
         each = EachChangePolicy(self._policies)

@@ -367,7 +367,7 @@ class GuardedCalls:
             event = call.event
             if call in self._file_calls:
                 self._file_calls.remove(call)
-                self._adoption.adopt_apart(event, call.mark, call.paths, "its end was never told")
+                self._adoption.adopt_path_by_path(event, call.mark, call.paths, "its end was never told")
                 continue
             group = self._group
             assert group is not None
@@ -381,14 +381,14 @@ class GuardedCalls:
             elif not group.ended:
                 self._settle_files()
                 self._group = None
-                self._adoption.adopt_apart(event, group.mark, None, "its end was never told")
+                self._adoption.adopt_path_by_path(event, group.mark, None, "its end was never told")
 
     def _judge_loose(self) -> None:
         """Look at what commands that may still run have changed since the last look, or somebody else."""
         if self._background and self._group is None:
             self._settle_files()
             event = HookEvent("claude", "", "other", "", "", arguments="; ".join(self._background.lines()))
-            self._adoption.adopt_apart(event, self._workspace.begin_look(paths=[]), None, wording.MAYBE_OTHERS)
+            self._adoption.adopt_path_by_path(event, self._workspace.begin_look(paths=[]), None, wording.MAYBE_OTHERS)
 
     # Undo by a prompt.
 
@@ -402,7 +402,7 @@ class GuardedCalls:
             return HookAnswer(denial=f"ringfence guard: {error}")
         self._undone.add(key)
         self._settle(call for call in self._all_open() if call.event.actor == event.actor)
-        own = self._step_undo.left(event.session_id)
+        own = self._step_undo.calls_not_undone(event.session_id)
         if n > len(own):
             return HookAnswer(denial=f"ringfence guard: this session has {len(own)} steps, and {n} were to be undone")
         return HookAnswer(denial=self._step_undo.undo(own[:n]))

@@ -22,7 +22,7 @@ class StepUndo:
     ) -> None:
         self._workspace, self._log, self._pending = workspace, log, pending
 
-    def left(self, session_id: str = "") -> list[GuardedCallRecord]:
+    def calls_not_undone(self, session_id: str = "") -> list[GuardedCallRecord]:
         """The kept calls whose step is there and was not undone, newest first: of a session, if one is given."""
         records = self._log.read()
         undone = {number for one in records for number in one.undoes}
@@ -38,7 +38,7 @@ class StepUndo:
 
         Raises LookupError where there are not so many.
         """
-        left = self.left()
+        left = self.calls_not_undone()
         if not left:
             raise LookupError("no step of an agent is left to undo")
         if by:
