@@ -2,53 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from time import monotonic
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from ringfence_batch import Progress
+from ringfence_cli.live_table import live_table
 from ringfence_tools.printable import one_line
 from ringfence_tools.runs.outputs import ErrorStream
 
-REFRESH_SECONDS, LINE_SECONDS = 0.25, 30.0
-"""How often a terminal is drawn anew, and how often there is a line where no terminal is."""
+LINE_SECONDS = 30.0
+"""How often there is a line where no terminal is."""
 MAX_CAUSES = MAX_STRAGGLERS = 6
 SURE_AFTER = 5
 """The number of results after which a rate is told."""
 STYLES = {"done": "green", "checks-failed": "yellow", "task-failed": "red", "infra-failed": "bold red"}
 
 
-@contextmanager
-def shown(errors: ErrorStream | None) -> Generator[Callable[[Progress], None]]:
-    """Yield what shows the progress of a batch. Without a stream, nothing does."""
-    if errors is None:
-        yield lambda progress: None
-        return
-    console = Console(file=errors, markup=False, emoji=False, highlight=False)
-    if not errors.isatty() or not console.is_terminal or console.is_dumb_terminal:
-        yield _Lines(errors)
-        return
-    # The two streams stay as they are: nothing else writes while this runs.
-    live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
-    with live:
-        yield _Table(live)
-
-
-class _Table:
-    def __init__(self, live: Live) -> None:
-        self._live, self._next = live, 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        if monotonic() >= self._next:
-            self._next = monotonic() + REFRESH_SECONDS
-            self._live.update(table(progress), refresh=True)
+def shown(errors: ErrorStream | None) -> AbstractContextManager[Callable[[Progress], None]]:
+    """Give what shows the progress of a batch. Without a stream, nothing does."""
+    return live_table(errors, table, _Lines)
 
 
 class _Lines:

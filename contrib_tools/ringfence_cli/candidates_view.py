@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from time import monotonic
 
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from ringfence.escapes import escape_path
 from ringfence_cli.candidate_processes import Candidate
+from ringfence_cli.live_table import live_table
 from ringfence_tools.printable import one_line, plural, printable
 from ringfence_tools.runs.outputs import ErrorStream
 
-REFRESH_SECONDS = 0.25
-Show = Callable[[Sequence[Candidate]], None]
 
-
-@contextmanager
-def candidates_shown(errors: ErrorStream | None) -> Generator[Show]:
-    """Yield what shows candidates while they run. Without a stream, nothing does."""
-    if errors is None:
-        yield lambda candidates: None
-        return
-    console = Console(file=errors, markup=False, emoji=False, highlight=False)
-    if not errors.isatty() or not console.is_terminal or console.is_dumb_terminal:
-        yield _StateLines(errors)
-        return
-    # The two streams stay as they are: nothing else writes while this runs.
-    live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
-    with live:
-        yield _LiveTable(live)
-
-
-class _LiveTable:
-    def __init__(self, live: Live) -> None:
-        self._live, self._next = live, 0.0
-
-    def __call__(self, candidates: Sequence[Candidate]) -> None:
-        if monotonic() >= self._next:
-            self._next = monotonic() + REFRESH_SECONDS
-            self._live.update(live_table(candidates), refresh=True)
+def candidates_shown(errors: ErrorStream | None) -> AbstractContextManager[Callable[[Sequence[Candidate]], None]]:
+    """Give what shows candidates while they run. Without a stream, nothing does."""
+    return live_table(errors, candidates_table, _StateLines)
 
 
 class _StateLines:
@@ -58,7 +33,7 @@ class _StateLines:
                 self._errors.say(f"{one.fork.name}: {_describe(one)}")
 
 
-def live_table(candidates: Sequence[Candidate]) -> Table:
+def candidates_table(candidates: Sequence[Candidate]) -> Table:
     """Draw how far candidates are."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for one in candidates:

@@ -15,8 +15,8 @@ import json
 import os
 import select
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -33,7 +33,6 @@ from ringfence_mcp.first_answer import Begun
 if TYPE_CHECKING:
     import asyncio
 
-    import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from ringfence_mcp.server import Connected
@@ -48,8 +47,6 @@ DRAIN_SECONDS = 5.0
 """The time a client has to read the last results."""
 
 PATH = "/mcp"
-GRACE_SECONDS = 1
-"""The time open requests have to end when the server stops. Their calls are already cancelled."""
 BACKLOG = 64
 """Connections accepted at a time, before those over the limit are closed."""
 REFUSAL = b"'Authorization: Bearer TOKEN' is missing or wrong; the server said its token when it started\n"
@@ -239,15 +236,9 @@ async def serve_http(
     ``hosts`` are the names that clients may use, besides those of this machine. A connection has ``request_seconds`` to
     send a request. A session of the protocol up to 2025-11-25 ends after half an hour without use.
     """
-    import uvicorn
     from mcp.server.transport_security import TransportSecuritySettings
 
-    class WebServer(uvicorn.Server):
-        """A server that leaves signals to the command."""
-
-        @contextmanager
-        def capture_signals(self) -> Generator[None]:
-            yield
+    from ringfence_tools.web_server import serve_until_cancelled
 
     own = listening.getsockname()[0]
     names = [*LOOPBACK_NAMES, *map(host_header, (*([own] if is_loopback(own) else []), *hosts))]
@@ -257,30 +248,13 @@ async def serve_http(
         allowed_origins=[form for origin in origins for form in (origin, f"{origin}:*")],
     )
     app = server.streamable_http_app(streamable_http_path=PATH, transport_security=security, max_sessions=max_sessions)
-    config = uvicorn.Config(
+    await serve_until_cancelled(
         _require_token(app, token),
+        listening,
         http=_connection_type(max_connections, request_seconds),
         backlog=BACKLOG,
-        log_config=None,
-        access_log=False,
-        ws="none",
         lifespan="on",
-        server_header=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    web = WebServer(config)
-    async with anyio.create_task_group() as group:
-        group.start_soon(_stop_when_cancelled, web)
-        with anyio.CancelScope(shield=True):
-            await web.serve(sockets=[listening])
-        group.cancel_scope.cancel()
-
-
-async def _stop_when_cancelled(web: uvicorn.Server) -> None:
-    try:
-        await anyio.sleep_forever()
-    finally:
-        web.should_exit = True
 
 
 def _connection_type(max_connections: int, request_seconds: float) -> type[H11Protocol]:

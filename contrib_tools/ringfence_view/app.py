@@ -6,7 +6,7 @@ import hmac
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
 import anyio
@@ -20,13 +20,11 @@ from starlette.routing import Route
 from ringfence.errors import RingfenceError
 from ringfence.failures import describe_error
 from ringfence_tools.printable import one_line
+from ringfence_tools.web_server import serve_until_cancelled
 from ringfence_view import pages
 from ringfence_view.actions import Actions
 from ringfence_view.diffs import MAX_ROWS
 from ringfence_view.sources import CallSource
-
-if TYPE_CHECKING:
-    import uvicorn
 
 LOOK_SECONDS = 1.0
 """How often news are looked for, for each page that is open."""
@@ -34,7 +32,6 @@ QUIET_LOOKS = 15
 """After so many looks without news, something is sent: so a page that was closed is found out."""
 MAX_BODY_BYTES = 64_000
 MAX_BLAMED_LINES = 5_000
-GRACE_SECONDS = 1
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
@@ -259,35 +256,4 @@ class _Guarded:
 
 async def serve_view(app: Starlette, listening: socket.socket) -> None:
     """Serve until cancelled."""
-    import uvicorn
-
-    class PageServer(uvicorn.Server):
-        """A server that leaves signals to the command."""
-
-        def capture_signals(self) -> Any:
-            from contextlib import nullcontext
-
-            return nullcontext()
-
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        ws="none",
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
-    server = PageServer(config)
-    async with anyio.create_task_group() as group:
-        group.start_soon(_stop_when_cancelled, server)
-        with anyio.CancelScope(shield=True):
-            await server.serve(sockets=[listening])
-        group.cancel_scope.cancel()
-
-
-async def _stop_when_cancelled(server: uvicorn.Server) -> None:
-    try:
-        await anyio.sleep_forever()
-    finally:
-        server.should_exit = True
+    await serve_until_cancelled(app, listening, lifespan="off")
