@@ -174,7 +174,12 @@ def files_of(patch: bytes) -> Iterator[tuple[str, str, bytes]]:
         old, new = both[: len(both) // 2], both[len(both) // 2 + 1 :]  # a/PATH b/PATH
         if renamed := re.search(rb"^rename from (.*)\nrename to (.*)", rest, re.MULTILINE):
             old, new = (f"x/{os.fsdecode(name)}" for name in renamed.groups())
-        yield old[2:], new[2:], part
+        yield _without_side(old), _without_side(new), part
+
+
+def _without_side(name: str) -> str:
+    """A path of a header of git without its ``a/`` or ``b/``, which stands behind the quote of a quoted one."""
+    return f'"{name[3:]}' if name.startswith('"') else name[2:]
 
 
 def stat_lines(patch: bytes) -> Iterator[str]:

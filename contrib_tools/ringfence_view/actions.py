@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 
-from ringfence_sandbox import Reversal, Workspace
+from ringfence.filesystem import InMemoryFilesystem
+from ringfence.filesystem.patch_text import parse_patch
+from ringfence_sandbox import HostFilesystem, Reversal, Workspace
 from ringfence_tools.patching import apply_to
 from ringfence_tools.printable import one_line, plural
 from ringfence_view.diffs import reversed_patch
@@ -93,11 +95,19 @@ class Actions:
         return [*lines, *done.notes]
 
     def _reject(self, patch: bytes, dry: bool) -> Sequence[str]:
-        with (
-            self._source.opened(writable=True) as workspace,
-            workspace.transaction("reject", opaque=False) as block,
-        ):
-            files = apply_to(workspace.filesystem, patch)
+        with self._source.opened(writable=True) as workspace:
             if dry:
-                block.rollback()
+                files = apply_to(_copied(workspace.filesystem, patch), patch)
+            else:
+                with workspace.transaction("reject", opaque=False):
+                    files = apply_to(workspace.filesystem, patch)
         return [one_line(file.render(), 300) for file in files]
+
+
+def _copied(files: HostFilesystem, patch: bytes) -> InMemoryFilesystem:
+    """The files of a patch in memory: a preview leaves nothing in the history."""
+    copied = InMemoryFilesystem()
+    for path in {path for one in parse_patch(patch) for path in one.paths}:
+        if files.exists(path):
+            copied.load(path, files.read_bytes(path).content)
+    return copied

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from ringfence.filesystem.diff import LineMatcher
 from ringfence_sandbox import LogEntry, Workspace
 from ringfence_tools.printable import one_line, printable
 
-MAX_BLAMED_LINES = 5_000
 MAX_BLAMED_BYTES = 2_000_000
 MAX_LINE_CHARACTERS = 500
 
@@ -23,8 +22,10 @@ class BlamedLine:
     """The timeline's key of the entry that wrote it; empty for what the oldest one had found."""
 
 
-def blame(workspace: Workspace, path: str, entries: Iterable[LogEntry]) -> Sequence[BlamedLine]:
-    """The lines of a file as the newest of these entries has it, which come newest first.
+def blame(
+    workspace: Workspace, path: str, entries: Iterable[LogEntry], mask: Callable[[str], str]
+) -> Sequence[BlamedLine]:
+    """The lines of a file, masked, as the newest of these entries has it, which come newest first.
 
     Raises LookupError where it is no file there, ValueError where it is too large.
     """
@@ -38,7 +39,7 @@ def blame(workspace: Workspace, path: str, entries: Iterable[LogEntry]) -> Seque
             raise ValueError(f"{one_line(path, 200)} is too large: it has more than {MAX_BLAMED_BYTES:,} bytes")
         now = content.splitlines(keepends=True)
         found: list[LogEntry] = []
-        for kind, a, b, c, d in difflib.SequenceMatcher(None, text, now, autojunk=False).get_opcodes():
+        for kind, a, b, c, d in LineMatcher(None, text, now).get_opcodes():
             found += writers[a:b] if kind == "equal" else [entry] * (d - c)
         text, writers = now, found
     if workspace.read_at(versions[-1].commit, path) is None:
@@ -46,7 +47,7 @@ def blame(workspace: Workspace, path: str, entries: Iterable[LogEntry]) -> Seque
     return [
         BlamedLine(
             number,
-            printable(part.decode("utf-8", "surrogateescape").rstrip("\r\n")[:MAX_LINE_CHARACTERS]),
+            printable(mask(part.decode("utf-8", "surrogateescape").rstrip("\r\n"))[:MAX_LINE_CHARACTERS]),
             _name(writer, is_oldest=writer is oldest),
             "" if writer is oldest else f"step-{writer.number}" if writer.number else f"change-{writer.commit[:16]}",
         )

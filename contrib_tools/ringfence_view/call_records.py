@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +16,8 @@ from ringfence_tools.printable import one_line, params_summary
 MAX_SUMMARY_CHARACTERS = 200
 MAX_PATHS = 20
 """The most paths of a call that are kept in short."""
+_SAID = ("params", "message", "policies", "approved_by")
+"""What a receipt has that a model, a command or a person wrote."""
 ROLLED_BACK = ("failed", "interrupted", "rolled_back", "doubtful")
 """Outcomes of calls whose changes were taken back."""
 
@@ -50,8 +52,10 @@ class CallRecord:
 class CallRecords:
     """The receipts of one file. It may grow meanwhile, and be replaced."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mask: Callable[[Any], Any] = lambda value: value) -> None:
+        """``mask`` is asked before anything is cut: half of a secret is not known any more."""
         self.path = path
+        self._mask = mask
         self.unreadable = 0
         """How many lines are no receipts."""
         self._found: dict[str, CallRecord] = {}
@@ -96,7 +100,8 @@ class CallRecords:
     def _add(self, line: bytes) -> None:
         try:
             values: Any = json.loads(line)
-            record = _record(cast("dict[str, Any]", values), (self._read_to, len(line)))
+            said = self._mask({name: values[name] for name in _SAID if name in values})
+            record = _record({**cast("dict[str, Any]", values), **said}, (self._read_to, len(line)))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             self.unreadable += 1
         else:
@@ -111,7 +116,7 @@ def _record(values: Mapping[str, Any], place: tuple[int, int]) -> CallRecord:
         str(values["receipt_id"]),
         str(values["call_id"]),
         one_line(str(values["tool"]), 80),
-        outcome,
+        one_line(outcome, 40),
         "" if outcome == "committed" else one_line(_reason(values), 400),
         _moment(values["started_at"]),
         float(values.get("duration_seconds") or 0.0),

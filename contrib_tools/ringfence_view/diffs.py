@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pygments.lexers import get_lexer_for_filename  # pyright: ignore[reportUnkn
 from pygments.token import Token
 from pygments.util import ClassNotFound
 
+from ringfence.filesystem.patch_text import unquoted
 from ringfence.filesystem.readable_diff import readable_patch
 from ringfence_tools.printable import files_of, line_counts, printable
 
@@ -73,6 +75,11 @@ class DiffFile:
         return printable(self.path if self.old_path == self.path else f"{self.old_path} -> {self.path}")
 
     @property
+    def place(self) -> str:
+        """The path as it is in the workspace."""
+        return os.fsdecode(unquoted(os.fsencode(self.path)))
+
+    @property
     def rows(self) -> int:
         return self.part.count(b"\n") + 1
 
@@ -86,9 +93,11 @@ class DiffFile:
         return b"\n".join([*lines[: starts[0]], *lines[at:end]]) + b"\n"
 
 
-def diff_files(patch: bytes) -> Sequence[DiffFile]:
-    """The files of a patch of the history, binary ones made readable."""
-    return [DiffFile(old, new, *line_counts(part), part) for old, new, part in files_of(readable_patch(patch))]
+def diff_files(patch: bytes, mask: Callable[[bytes], bytes] | None = None) -> Sequence[DiffFile]:
+    """The files of a patch of the history, binary ones made readable, and masked after that."""
+    readable = readable_patch(patch)
+    shown = readable if mask is None else mask(readable)
+    return [DiffFile(old, new, *line_counts(part), part) for old, new, part in files_of(shown)]
 
 
 @dataclass(frozen=True, slots=True)

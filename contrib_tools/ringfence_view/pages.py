@@ -158,7 +158,8 @@ def export_page(source: CallSource, *, contents: bool) -> str:
     if source.has_history and contents:
         parts.append(("changes", changes_part(source.difference(), exported=True)))
     rest = Markup('<li class="rest dim">Older entries are not in this page.</li>') if page.next_key else Markup("")
-    first = _template().rows(TimelinePage(entries, None), None) + rest
+    shown = entries if contents else [replace(entry, summary="") for entry in entries]
+    first = _template().rows(TimelinePage(shown, None), None) + rest
     style, script = static_file("view.css"), static_file("view.js")
     # If hostile text ever passes the escaping, the browser still runs and fetches nothing.
     policy = (
@@ -171,7 +172,8 @@ def export_page(source: CallSource, *, contents: bool) -> str:
 
 
 def without_contents(detail: EntryDetail) -> EntryDetail:
-    return EntryDetail(detail.entry, detail.facts, {}, detail.policies, detail.read, detail.changes, None, detail.notes)
+    entry = replace(detail.entry, summary="")
+    return EntryDetail(entry, detail.facts, {}, detail.policies, detail.read, detail.changes, None, detail.notes)
 
 
 def _shown(files: Sequence[DiffFile], address: DiffAddress | None) -> list[ShownFile]:

@@ -79,18 +79,16 @@ class CallSource:
     def __init__(self, directory: Path | None, receipts: Path | None) -> None:
         """Raises FileNotFoundError, OSError, ValueError: what it is about cannot be read."""
         self.directory = directory
-        self.records = CallRecords(receipts) if receipts is not None else None
         self.title = one_line(escape_path(str(directory or receipts)), 200)
         self.notes: Sequence[str] = ()
         self._lock = RLock()
         self._secrets = Secrets()
+        self.records = CallRecords(receipts, self._secrets.mask) if receipts is not None else None
         self._version: object = None
         self._timeline = Timeline(iter(()))
         self._patches: dict[str, tuple[Sequence[DiffFile], Sequence[Mapping[str, Any]], Sequence[str]]] = {}
         if directory is not None:
             self._hide = remembered_hidden(directory) or HiddenFiles()
-            with self.opened() as workspace:
-                self._secrets.add_hidden(workspace.filesystem)
         else:
             self.notes = ("What the receipts masked stays masked; without the directory nothing else can be.",)
         self.refresh()
@@ -115,6 +113,7 @@ class CallSource:
             aborted: Sequence[LogEntry] = ()
             if self.directory is not None:
                 with self.opened() as workspace:
+                    self._secrets.add_hidden(workspace.filesystem)  # as they are now: new values come meanwhile
                     aborted = workspace.aborted()
                     tip = workspace.newest, aborted[0].number if aborted else 0
             size = 0
@@ -124,6 +123,7 @@ class CallSource:
             if (tip, size) == self._version:
                 return False
             self._version = tip, size
+            self._patches.clear()
             history = self._history() if self.directory is not None else iter(())
             records = self.records.newest_first() if self.records is not None else ()
             self._timeline = Timeline(merged_entries(history, aborted, records, self._secrets.mask))
@@ -214,7 +214,7 @@ class CallSource:
             changes = [change_json(change) for change in shown.changes]
             notes = [f"not in the history: {escape_path(path)} ({why})" for path, why in shown.left_out.items()]
             notes += [f"{len(shown.ignored):,} ignored paths are not shown"] if shown.ignored else []
-            self._keep(entry.key, (diff_files(self._secrets.mask(shown.patch)), changes, notes))
+            self._keep(entry.key, (diff_files(shown.patch, self._secrets.mask), changes, notes))
         return self._patches[entry.key]
 
     def _keep(self, key: str, found: tuple[Sequence[DiffFile], Sequence[Mapping[str, Any]], Sequence[str]]) -> None:
@@ -229,7 +229,7 @@ class CallSource:
             exported = workspace.export(a=a, b=b, with_ignored=False)
             paths = workspace.ignored_at(_commit(workspace, a))
             look_first = [*attention(exported.changes, (), exported.text, paths), *_far_reaching(exported.changes)]
-        files = diff_files(self._secrets.mask(exported.text))
+        files = diff_files(exported.text, self._secrets.mask)
         notes = [f"left out: {escape_path(path)} ({why})" for path, why in exported.unknown.items()]
         notes += [f"{len(exported.ignored):,} ignored paths are not shown"] if exported.ignored else []
         return StepDifference(since, until, files, look_first, notes)
@@ -244,9 +244,10 @@ class CallSource:
 
     def blame(self, path: str) -> Sequence[BlamedLine]:
         """Which step wrote each line of a file. Raises LookupError, ValueError."""
-        with self._lock, self.opened() as workspace:
-            lines = blame(workspace, path, workspace.log())
-        return self._secrets.mask(lines)
+        with self.opened() as workspace:
+            if workspace.filesystem.hides(path):
+                raise LookupError(f"{one_line(path, 200)} is hidden")
+            return blame(workspace, path, workspace.log(), self._secrets.mask)
 
 
 def _commit(workspace: Workspace, step: StepName | None) -> str:

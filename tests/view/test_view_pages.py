@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from viewed import HOSTILE, LONG, client_of, viewed_workspace
 
+from ringfence.filesystem import HiddenFiles
 from ringfence_sandbox import Workspace
 from ringfence_view import CallSource, export_page
 
@@ -185,3 +186,47 @@ def test_news_are_seen_while_somebody_else_works(tmp_path: Path, monkeypatch: py
     source.refresh()
     assert source.records is not None
     assert source.records.unreadable == 1
+
+
+def test_no_cut_no_encoding_and_no_later_value_shows_what_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    root = tmp_path / "tree"
+    root.mkdir()
+    (root / ".env").write_text("API_TOKEN=correct-horse\n")
+    with Workspace.open(root, hide=HiddenFiles()) as workspace:
+        done = workspace.run("cat .env >> notes.txt; iconv -t UTF-16 .env > wide.txt", shell=True, title="")
+        assert done.kept
+        cut = workspace.run("printf '%495s' x > line.txt; cut -d= -f2 .env >> line.txt", shell=True)
+        assert cut.kept
+    source = CallSource(root, None)
+    client = client_of(source)
+    (root / ".env").write_text("API_TOKEN=correct-horse\nDB_PASSWORD=battery-staple\n")
+    with Workspace.open(root, hide=HiddenFiles()) as workspace:
+        assert workspace.run("tail -n 1 .env > more.txt", shell=True).kept
+    source.refresh()
+    paths = ["/page", "/changes", *(f"/entry/step-{step}" for step in (1, 2, 3)), "/blame?path=line.txt"]
+    pages = [client.get(path).text for path in paths]
+    for page in (*pages, export_page(source, contents=True)):
+        assert "correct-h" not in page
+        assert "battery" not in page
+    assert client.get("/blame?path=.env").status_code == 404
+
+
+def test_an_export_without_contents_has_no_arguments(source: CallSource) -> None:
+    assert "return a + b" in shown(export_page(source, contents=True))
+    page = export_page(source, contents=False)
+    assert "return a + b" not in shown(page)
+    assert all(entry.summary not in page for entry in source.page().entries if entry.summary)
+
+
+def test_who_wrote_a_line_is_found_for_names_that_git_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    root = tmp_path / "tree"
+    root.mkdir()
+    with Workspace.open(root) as workspace, workspace.transaction("write", opaque=False):
+        workspace.filesystem.write('\u00e9 "q.txt', "one\n")
+    client = client_of(CallSource(root, None))
+    (link,) = re.findall(r'data-load="(blame[^"]*)"', client.get("/changes").text)
+    assert "step 1" in shown(client.get(f"/{html.unescape(link)}").text)

@@ -109,6 +109,8 @@ def test_one_hunk_is_rejected_as_a_step_of_its_own(tmp_path: Path, monkeypatch: 
     given = dict(part.split("=") for part in f"key={second}".split("&"))
     asked = client.post("/preview", data={"what": "reject", **given}).json()
     assert (root / "a.txt").read_text() == "".join(lines)
+    with Workspace.open(root, read_only=True) as workspace:
+        assert workspace.aborted() == []
     client.post("/act", data={"once": asked["once"]})
     lines[35] = "35\n"
     assert (root / "a.txt").read_text() == "".join(lines)

@@ -4,7 +4,7 @@
 (() => {
   const main = document.getElementById("main"), status = document.getElementById("status");
   const parts = new Map([...document.querySelectorAll("template[data-path]")].map((one) => [one.dataset.path, one]));
-  const isLive = parts.size === 0;
+  const isLive = document.querySelector("script[src]") !== null;
   let selected = null, token = "", newest = "";
 
   const say = (text) => { status.textContent = text; };

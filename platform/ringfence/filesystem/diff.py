@@ -208,7 +208,7 @@ def _text(raw: bytes, before: FileState | None, after: FileState | None) -> Iter
 
 def hunks_of(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[bytes]:
     """Yield the lines of the hunks that turn one list of lines into the other."""
-    for group in _Matcher(None, old, new).get_grouped_opcodes(CONTEXT_LINES):
+    for group in LineMatcher(None, old, new).get_grouped_opcodes(CONTEXT_LINES):
         yield b"@@ -%s +%s @@\n" % (_range(group[0][1], group[-1][2]), _range(group[0][3], group[-1][4]))
         for kind, i, j, k, m in group:
             if kind == "equal":
@@ -229,7 +229,7 @@ def _range(start: int, end: int) -> bytes:
     return b"%d" % (start + 1) if count == 1 else b"%d,%d" % (start + 1 if count else start, count)
 
 
-class _Matcher(SequenceMatcher[bytes]):
+class LineMatcher(SequenceMatcher[bytes]):
     """A SequenceMatcher that compares only between anchors. Without them, its time is quadratic in the changes."""
 
     a: Sequence[bytes]

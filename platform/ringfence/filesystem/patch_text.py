@@ -285,7 +285,7 @@ def _moved_paths(extended: Mapping[bytes, bytes]) -> tuple[str | None, str | Non
     """Source and target of a renamed or copied file."""
     for kind in (b"rename", b"copy"):
         if kind + b" from" in extended and kind + b" to" in extended:
-            return _text(_unquoted(extended[kind + b" from"])), _text(_unquoted(extended[kind + b" to"]))
+            return _text(unquoted(extended[kind + b" from"])), _text(unquoted(extended[kind + b" to"]))
     return None
 
 
@@ -309,7 +309,7 @@ def _halves(names: bytes) -> tuple[bytes, bytes] | None:
     middle = len(names) // 2
     if names[middle : middle + 1] != b" " or len(names) % 2 == 0:
         return None
-    one, other = _unquoted(names[:middle]), _unquoted(names[middle + 1 :])
+    one, other = unquoted(names[:middle]), unquoted(names[middle + 1 :])
     source, target = _without_prefixes(one, other)
     return (one, other) if source == target else None
 
@@ -318,12 +318,13 @@ def _name(raw: bytes) -> tuple[bytes | None, bytes]:
     """The name in a ``---`` or ``+++`` line, or None for no file, and the rest of the line, such as a time."""
     quoted = _QUOTED.match(raw)
     if quoted is not None:
-        return _unquoted(quoted[0]), raw[quoted.end() :].strip()
+        return unquoted(quoted[0]), raw[quoted.end() :].strip()
     name, _, rest = raw.partition(b"\t")
     return (None if name.strip() == b"/dev/null" else name), rest.strip()
 
 
-def _unquoted(name: bytes) -> bytes:
+def unquoted(name: bytes) -> bytes:
+    """A name of a patch as it is, which git may have quoted."""
     return _C_ESCAPE.sub(_character, name[1:-1]) if _QUOTED.fullmatch(name) else name
 
 
