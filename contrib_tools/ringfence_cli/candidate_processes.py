@@ -149,7 +149,8 @@ class CandidateProcesses:
     def _take(self, process: _CandidateProcess, line: bytes) -> None:
         candidate = process.candidate
         if not line:
-            process.process.wait()
+            with suppress(subprocess.TimeoutExpired):  # it has nothing more to say, and may still hang
+                process.process.wait(PATIENCE_SECONDS)
             if candidate.state != "ended":
                 why = process.last_words() or f"exit code {process.process.returncode}"
                 candidate.run = {"outcome": "failed", "error": f"its process ended: {why}"}

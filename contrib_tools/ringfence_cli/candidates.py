@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import click
 
+from ringfence.errors import RingfenceError
 from ringfence.failures import describe_error
 from ringfence.secrets import Secrets
 from ringfence_cli.candidate_processes import Candidate, CandidateProcesses
@@ -55,10 +56,15 @@ def run_candidates(options: RunCommand, wanted: CandidateOptions, invocation: In
     order = ranked(candidates, lambda one: (one.score if one.outcome == "done" else None, sum(one.counts)))
     best = next((one for one in order if one.is_eligible), None)
     done: Promotion | None = None
+    problem = ""
     if is_whole and best is not None and wanted.promotes:
-        with opened_to_change(options.directory, invocation) as workspace:
-            done = workspace.promote(best.fork.name)
-    return _Ending(options, wanted, order, best, done, is_whole=is_whole).report(invocation, errors)
+        try:
+            with opened_to_change(options.directory, invocation) as workspace:
+                done = workspace.promote(best.fork.name)
+        except (RingfenceError, click.ClickException, OSError) as error:  # what the candidates did is told in any case
+            problem = error.format_message() if isinstance(error, click.ClickException) else describe_error(error)
+    ending = _Ending(options, wanted, order, best, done, is_whole=is_whole, problem=problem)
+    return ending.report(invocation, errors)
 
 
 def _refuse_others(options: RunCommand) -> None:
@@ -82,7 +88,7 @@ def _refuse_others(options: RunCommand) -> None:
 def _make_forks(
     spec: RunSpec, options: RunCommand, wanted: CandidateOptions, invocation: Invocation, errors: ErrorStream
 ) -> Sequence[Fork]:
-    """Make the forks, all of the same state. Those that are made stay where a later one cannot be made."""
+    """Make the forks. Those that are made stay where a later one cannot be made."""
     policies, hide = resolve_rules(spec, errors.say, quiet=options.quiet)
     del policies  # each candidate has its own
     with ExitStack() as stack:
@@ -163,11 +169,15 @@ class _Ending:
     best: Candidate | None
     promotion: Promotion | None
     is_whole: bool
+    problem: str = ""
+    """Why the best one could not be promoted, in words."""
 
     @property
     def exit_code(self) -> int:
         if not self.is_whole:
             return INTERRUPTED
+        if self.problem:
+            return NotStartedError.exit_code
         if self.promotion is not None and self.promotion.conflicts:
             return 1
         if self.wanted.score is None:
@@ -182,6 +192,8 @@ class _Ending:
         if self.promotion is not None and self.best is not None:
             errors.say(f"{self.best.fork.name} is promoted:" if self.exit_code == 0 else "not promoted:")
             say_promotion(self.promotion, self.options.directory)
+        if self.problem:
+            errors.say(f"not promoted: {self.problem}")
         if not self.options.quiet:
             for line in self._next_steps():
                 errors.say(line)
@@ -203,6 +215,7 @@ class _Ending:
     def _json(self) -> dict[str, object]:
         return {
             "exit_code": self.exit_code,
+            **({"error": self.problem} if self.problem else {}),
             "candidates": [_json_of(one) for one in self.order],
             "best": None if self.best is None else self.best.fork.name,
             "promotion": None if self.promotion is None else promotion_json(self.promotion),

@@ -13,12 +13,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ringfence.errors import RingfenceError, WorkspaceLockedError
-from ringfence_workspace.forks.fork_records import forks_of
+from ringfence_workspace.forks.fork_records import borrowing_forks
 from ringfence_workspace.history.store import FOLDER, Store
 from ringfence_workspace.history.store_roots import recorded_path, replaced
 from ringfence_workspace.locking import describe_holder
 from ringfence_workspace.transaction.interrupted_calls import unfinished_call
-from ringfence_workspace.tree.places import state_directory, store_of
+from ringfence_workspace.tree.places import is_gone_for_good, state_directory, store_of
 
 _ONLY_COPIES = ("kept", "outputs")
 """The folders of a store with files that exist nowhere else: what conflicts and full outputs left."""
@@ -68,7 +68,7 @@ def forget_store(store: HistoryStore, *, keep: Collection[str] = ()) -> None:
     call = None if store.root_is_gone else unfinished_call(store.root, os.fspath(store.path))
     if call is not None and not call.is_running:
         raise ValueError(f"in {store.root}, {call}; do that first")
-    borrowing = [fork.name for fork in forks_of(os.fspath(store.path)) if fork.state == "ready"]
+    borrowing = borrowing_forks(os.fspath(store.path))
     if borrowing:
         raise ValueError(f"a fork of {store.root} borrows from it: discard {', '.join(borrowing)} first")
     with _locked(store):
@@ -101,7 +101,7 @@ def begin_temporary_store(root: str, store: str) -> None:
             with suppress(OSError, ValueError, LookupError, RingfenceError):
                 if not path.exists():
                     mark.unlink()
-                elif _is_gone_for_good(recorded_path(path)) and not _is_worth_keeping(path):
+                elif is_gone_for_good(recorded_path(path)) and not _is_worth_keeping(path):
                     gone = _described(path)
                     if gone.used_at < datetime.now(UTC) - _UNUSED:
                         forget_store(gone)
@@ -110,10 +110,6 @@ def begin_temporary_store(root: str, store: str) -> None:
 
 def _marks() -> Path:
     return Path(state_directory(), "temporary")
-
-
-def _is_gone_for_good(root: str) -> bool:
-    return bool(root) and not os.path.lexists(root) and os.path.isdir(os.path.dirname(root))
 
 
 def _is_worth_keeping(path: Path) -> bool:

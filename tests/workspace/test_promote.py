@@ -177,6 +177,22 @@ def commit(place: Path, message: str) -> str:
 
 
 @needs_git
+def test_commits_come_along_from_a_fork_of_a_shallow_clone(tmp_path: Path) -> None:
+    origin, root = tmp_path / "origin", tmp_path / "root"
+    origin.mkdir()
+    repository(origin)
+    (origin / "more.txt").write_text("more\n")
+    commit(origin, "a second one")
+    git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{origin}", str(root))
+    with Workspace.open(root) as workspace, workspace.fork("a") as fork:
+        (Path(fork.root) / "new.txt").write_text("new\n")
+        new = commit(Path(fork.root), "of the fork")
+        done = workspace.promote(fork)
+        assert git(root, "rev-parse", done.git_ref).strip() == new
+        fsck(root)
+
+
+@needs_git
 @pytest.mark.parametrize("with_git", [False, True])
 def test_commits_come_along_and_the_branch_moves_only_if_asked(root: Path, with_git: bool) -> None:
     repository(root)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dulwich.errors import NotGitRepository
-from dulwich.object_store import MissingObjectFinder
-from dulwich.objects import ObjectID, ShaFile
+from dulwich.objects import S_ISGITLINK, Commit, ObjectID, ShaFile, Tree
 from dulwich.refs import Ref, check_ref_format
 from dulwich.repo import Repo
 
@@ -61,10 +60,7 @@ def git_changes(fork: Fork, *, with_git: bool) -> GitChanges | None:
         with Repo(fork.root) as there, Repo(fork.source) as here:
             moves = with_git and branch and _stands(here, branch, fork)
             ref = branch if moves else f"{CANDIDATES}{fork.name}"
-            wanted = [ObjectID(commit.encode())]
-            known = [ObjectID(fork.git_commit.encode())] if fork.git_commit else []
-            found = MissingObjectFinder(there.object_store, known, wanted)
-            missing = {sha for sha, _ in found if sha not in here.object_store}
+            missing = _missing(there, here, ObjectID(commit.encode()))
             files = {f"{GIT}/{ref}": commit.encode() + b"\n"}
             if missing:
                 files = _packed(there, missing) | files
@@ -83,6 +79,23 @@ def _stands(here: Repo, branch: str, fork: Fork) -> bool:
     except KeyError:
         now = ""
     return now == (fork.git_commit if branch == fork.git_branch else "")
+
+
+def _missing(there: Repo, here: Repo, commit: ObjectID) -> Set[ObjectID]:
+    """The objects that a commit needs and a repository has not. What it has, it has whole."""
+    missing: set[ObjectID] = set()
+    left, shallow = [commit], there.get_shallow()
+    while left:
+        oid = left.pop()
+        if oid in missing or oid in here.object_store:
+            continue
+        missing.add(oid)
+        found = there.object_store[oid]
+        if isinstance(found, Commit):
+            left += [found.tree, *(() if oid in shallow else found.parents)]
+        elif isinstance(found, Tree):
+            left += [entry.sha for entry in found.iteritems() if not S_ISGITLINK(entry.mode)]
+    return missing
 
 
 def _packed(there: Repo, missing: Iterable[ObjectID]) -> dict[str, bytes]:

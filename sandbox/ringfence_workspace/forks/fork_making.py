@@ -22,6 +22,7 @@ from ringfence_workspace.forks.fork_records import (
     BASE,
     FORKS,
     Fork,
+    borrowing_forks,
     check_fork_name,
     fork_places,
     forks_of,
@@ -92,6 +93,10 @@ def make_fork(
         if earlier.name == name and earlier.state == "ready":
             raise FileExistsError(
                 errno.EEXIST, f"there is a fork {name!r}: discard it, or choose another name", earlier.root
+            )
+        if earlier.name == name and name in borrowing_forks(source.store):
+            raise FileExistsError(
+                errno.EEXIST, f"there is a fork {name!r}, whose directory is away, or which has forks", earlier.root
             )
         if earlier.name == name:
             remove_fork(earlier)
@@ -295,7 +300,7 @@ def discard(fork: Fork) -> None:
         ValueError: there are forks of it.
         OSError: something of it cannot be removed.
     """
-    living = [one.name for one in forks_of(fork.store) if one.state == "ready"]
+    living = borrowing_forks(fork.store)
     if living:
         raise ValueError(
             f"the fork {fork.name!r} has forks of its own, which borrow from it: discard {', '.join(living)} first"
@@ -356,8 +361,9 @@ def _remove_tree(place: str) -> None:
 def drop_gone(store: Store, place: str) -> Sequence[str]:
     """Forget the forks whose directory is gone, and what was kept for them. What other forks borrow stays."""
     dropped: list[str] = []
+    borrowing = borrowing_forks(place)
     for fork in forks_of(place):
-        if fork.state == "gone" and not any(one.state == "ready" for one in forks_of(fork.store)):
+        if fork.state == "gone" and fork.name not in borrowing:
             with suppress(OSError):
                 remove_fork(fork)
                 dropped.append(fork.name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 from ringfence_workspace.tree.kernel import birth_ns
-from ringfence_workspace.tree.places import replacing, state_directory_of, store_of, sync_directory
+from ringfence_workspace.tree.places import is_gone_for_good, replacing, state_directory_of, store_of, sync_directory
 
 FORKS = "forks"
 """In a store, the folder with what is known of its forks; and before their names among all that a store keeps."""
@@ -158,6 +158,18 @@ def forks_of(source_store: str) -> Sequence[Fork]:
             continue
         found.append(_as_it_is(fork))
     return found
+
+
+def borrowing_forks(source_store: str) -> Sequence[str]:
+    """The names of the forks that borrow from a store, or through which a fork of theirs does. One whose directory may
+    only be unmounted is among them."""
+    return [
+        fork.name
+        for fork in forks_of(source_store)
+        if fork.state == "ready"
+        or (fork.state == "gone" and not is_gone_for_good(fork.root) and not os.path.lexists(fork.root))
+        or borrowing_forks(fork.store)
+    ]
 
 
 def _as_it_is(fork: Fork) -> Fork:

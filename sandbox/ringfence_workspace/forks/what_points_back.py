@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ _FIRST_LINE_BYTES = 4096
 def points_back(root: str, paths: Iterable[str], source: str) -> list[str]:
     """Those of these paths below a root whose bytes name the source, sorted. Only files are read that tools write
     such paths into."""
-    wanted = os.fsencode(source)
+    wanted = re.compile(re.escape(os.fsencode(source)) + rb"(?![\w.-])")  # and no directory beside it
     found: list[str] = []
     for path in paths:
         limit = _looked_at(path)
@@ -26,7 +27,7 @@ def points_back(root: str, paths: Iterable[str], source: str) -> list[str]:
             continue
         with suppress(OSError):
             content = _beginning(os.path.join(root, path), limit)
-            if wanted in content and (limit > _FIRST_LINE_BYTES or content.startswith(b"#!")):
+            if wanted.search(content) and (limit > _FIRST_LINE_BYTES or content.startswith(b"#!")):
                 found.append(path)
     return sorted(found)
 

@@ -130,6 +130,11 @@ def _store_below(state: str, root: str) -> str:
     return os.path.join(state, "stores", name)
 
 
+def is_gone_for_good(root: str) -> bool:
+    """Whether a directory was removed. If the one above it is gone, too, a filesystem may only be unmounted."""
+    return bool(root) and not os.path.lexists(root) and os.path.isdir(os.path.dirname(root))
+
+
 def state_directory_of(store: str, root: str) -> str | None:
     """The state directory below which a store is that of the workspace with the real path `root`; None where it is
     another one's, or not there."""
