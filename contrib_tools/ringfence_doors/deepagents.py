@@ -14,7 +14,7 @@ import posixpath
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ringfence.errors import CallDeniedError, RingfenceError
+from ringfence.errors import CallCancelledError, CallDeniedError, RingfenceError
 from ringfence.extras import missing
 from ringfence_doors.door_calls import LONGEST_SECONDS, DoorCalls, in_thread, rollback_note
 
@@ -84,7 +84,9 @@ class RingfenceSandbox(BaseSandbox):
         seconds = self._timeout if timeout is None else timeout or LONGEST_SECONDS
         try:
             result = self.calls.run(command, timeout_seconds=seconds, cancellation=cancellation)
-        except (OSError, ValueError, CallDeniedError) as error:
+        except CallCancelledError:
+            raise
+        except (OSError, ValueError, RingfenceError) as error:
             return protocol.ExecuteResponse(output=f"[ringfence: {error}]", exit_code=DENIED_EXIT_CODE)
         out, err = self.calls.whole(result.stdout), self.calls.whole(result.stderr)
         shown = [result.stdout if out is None else out, result.stderr if err is None else err]
