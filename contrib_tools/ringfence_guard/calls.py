@@ -141,17 +141,23 @@ class GuardedCalls:
         Return why that is not done, as the end of a sentence that begins with who has the workspace; else nothing.
         Raises as `handle`.
         """
-        until = monotonic() + self._verdict_seconds
         with self._turn:
-            while (calls := self._all_open()) and (left := until - monotonic()) > 0:
-                self._turn.wait(left)
-            if calls:
-                return f"`ringfence guard`, which watches a call of {calls[0].event.agent} ({calls[0].event.arguments})"
-            if self._opened is not None:
-                self._judge_loose()
-            self.close()
-            wait()
-            return ""
+            if not (busy := self._busy(self._verdict_seconds)):
+                self.close()
+                wait()
+            return busy
+
+    def _busy(self, seconds: float) -> str:
+        """Wait for open calls to end, and judge what goes on without one. Return who has the workspace still, as the
+        end of a sentence; else nothing."""
+        until = monotonic() + seconds
+        while (calls := self._all_open()) and (left := until - monotonic()) > 0:
+            self._turn.wait(left)
+        if calls:
+            return f"`ringfence guard`, which watches a call of {calls[0].event.agent} ({calls[0].event.arguments})"
+        if self._opened is not None:
+            self._judge_loose()
+        return ""
 
     def handle(self, event: HookEvent, *, patience_seconds: float = HOOK_SECONDS) -> HookAnswer:
         """Take an event, and return the answer to it. The agent waits so long for it.
@@ -197,22 +203,42 @@ class GuardedCalls:
     def end_session(self, agent: str, session_id: str) -> None:
         """Settle all calls of a session whose agent is gone. Raises as `handle`."""
         with self._turn:
-            self._settle(call for call in self._all_open() if call.event.actor[:2] == (agent, session_id))
-            self._judge_loose()
-            self._background.forget((agent, session_id))
-            self._processes.pop((agent, session_id), None)
-            if self._opened is not None and len(self._opened.steps()) > 2 * self._kept_steps:
+            try:
+                self._settle(call for call in self._all_open() if call.event.actor[:2] == (agent, session_id))
+                self._judge_loose()
+            finally:
+                self._background.forget((agent, session_id))
+                self._processes.pop((agent, session_id), None)
+                self._save()
+                self._turn.notify_all()
+            if self._opened is None or self._all_open():
+                return  # a call's changes are not looked at before its end
+            if len(self._opened.steps()) > 2 * self._kept_steps:
                 self._opened.gc(self._kept_steps)
-            self._save()
-            self._turn.notify_all()
+
+    def settle_all(self) -> None:
+        """Settle the calls that are open: a person stops the guard, and need not wait for their end. Raises as
+        `handle`."""
+        with self._turn:
+            if self._all_open():
+                self.open(self._overlap_seconds)
+                self._settle(iter(self._all_open()))
+                self._save()
+                self._turn.notify_all()
 
     def undo(self, n: int, by: str = "", paths: Collection[str] | None = None) -> str:
         """Undo the newest ``n`` steps of agents that are not undone; or with ``by`` those of the newest one's "session"
         or "prompt". With ``paths``, only what they changed there.
 
-        Return what was done, in words. Raises LookupError where there are not so many steps.
+        Return what was done, in words.
+
+        Raises:
+            LookupError: there are not so many steps, or they changed nothing at these paths.
+            WorkspaceLockedError: a call goes on, whose changes an undo would take for somebody else's.
         """
         with self._turn:
+            if busy := self._busy(self._verdict_seconds):
+                raise WorkspaceLockedError(self._workspace.root, busy)
             return self._step_undo.undo(self._step_undo.newest(n, by), paths)
 
     def _take(self, event: HookEvent, patience: float) -> HookAnswer:
@@ -231,8 +257,10 @@ class GuardedCalls:
         elif event.phase in ("stop", "batch_end", "subagent_end"):
             self._settle(call for call in self._all_open() if call.event.actor == event.actor)
             if event.has_background is False:
-                self._judge_loose()
-                self._background.keep_detached(key)
+                try:
+                    self._judge_loose()
+                finally:
+                    self._background.keep_detached(key)
             if event.parent_session and (texts := self._pending.pop(key, None)):
                 self._pending.setdefault((event.agent, event.parent_session), []).extend(texts)
         elif event.phase == "session_end":
@@ -367,6 +395,8 @@ class GuardedCalls:
             event = call.event
             if call in self._file_calls:
                 self._file_calls.remove(call)
+                if call.verdict:
+                    self._pending.setdefault(event.actor[:2], []).append(call.verdict)
                 self._adoption.adopt_path_by_path(event, call.mark, call.paths, "its end was never told")
                 continue
             group = self._group
@@ -402,6 +432,8 @@ class GuardedCalls:
             return HookAnswer(denial=f"ringfence guard: {error}")
         self._undone.add(key)
         self._settle(call for call in self._all_open() if call.event.actor == event.actor)
+        if busy := self._busy(min(self._verdict_seconds, patience)):
+            return HookAnswer(denial=f"ringfence guard: {WorkspaceLockedError(self._workspace.root, busy)}")
         own = self._step_undo.calls_not_undone(event.session_id)
         if n > len(own):
             return HookAnswer(denial=f"ringfence guard: this session has {len(own)} steps, and {n} were to be undone")

@@ -30,7 +30,7 @@ from ringfence_guard.calls import HOOK_SECONDS, GuardedCalls
 from ringfence_guard.events import AgentName, HookEvent, parse_event
 from ringfence_guard.guard_log import GuardLog
 from ringfence_guard.guarded_workspace import open_guarded
-from ringfence_guard.settings import guard_directory, load_settings
+from ringfence_guard.settings import load_settings, make_guard_directory
 from ringfence_tools.runs.owner_policies import policies_of
 
 SOCKET = "socket"
@@ -234,7 +234,10 @@ class GuardServer:
         return {"text": self._calls.undo(int(given.get("n") or 1), str(given.get("by") or ""), paths)}
 
     def _stop(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        self.stop()
+        try:
+            self._calls.settle_all()
+        finally:
+            self.stop()
         return {"text": "stopped"}
 
 
@@ -243,8 +246,7 @@ def serve(root: str, idle_seconds: float = IDLE_SECONDS) -> int:
 
     There is one guard of a directory: a second one ends at once.
     """
-    directory = guard_directory(root)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = make_guard_directory(root)
     with ExitStack() as stack:
         lock = stack.enter_context(open(directory / "guard.lock", "w"))
         try:

@@ -79,6 +79,7 @@ def start(directory: str, state: str, root: str, deadline: float) -> _socket.soc
     import fcntl  # most events find a guard
     import subprocess
 
+    os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)  # the mode is of the last one alone
     os.makedirs(directory, mode=0o700, exist_ok=True)
     with open(os.path.join(directory, "start.lock"), "w") as lock:
         while True:

@@ -30,6 +30,14 @@ def guard_directory(root: str | os.PathLike[str]) -> Path:
     return store_directory(root) / FOLDER
 
 
+def make_guard_directory(root: str | os.PathLike[str]) -> Path:
+    """Make the directory of the guard of a root. It and the store around it are private. Raises OSError."""
+    directory = guard_directory(root)
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory
+
+
 def client_path() -> str:
     """The file that hooks run."""
     return str(Path(__file__).with_name("hook_client.py"))
@@ -59,7 +67,7 @@ def load_settings(root: str | os.PathLike[str]) -> GuardSettings:
 
 def save_settings(root: str | os.PathLike[str] | None, settings: GuardSettings) -> None:
     """Keep the settings of a root, or of all of a person's projects for None. Raises OSError."""
-    path = _personal() if root is None else guard_directory(root) / _FILE
+    path = _personal() if root is None else make_guard_directory(root) / _FILE
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}")
     new.write_text(json.dumps(asdict(settings), indent=1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ringfence_guard import wording
@@ -59,28 +59,41 @@ class StepUndo:
         """
         outcomes: dict[str, str] = {}
         made: list[int] = []
-        undone: list[int] = []
+        reversed_steps: list[int] = []
         missing: NothingToUndoError | None = None
-        for call in calls:
-            try:
-                done = self._workspace().undo(step=call.step, paths=paths)
-            except NothingToUndoError as error:
-                missing = error
-                continue
-            outcomes.update(done.outcomes)
-            if done.step is not None:
-                made.append(done.step.number)
-                undone += [call.step] if paths is None and call.step is not None else []
+        try:
+            for call in calls:
+                try:
+                    done = self._workspace().undo(step=call.step, paths=paths)
+                except NothingToUndoError as error:
+                    missing = error
+                    continue
+                outcomes.update(done.outcomes)
+                made += [done.step.number] if done.step is not None else []
+                reversed_steps += [call.step] if paths is None and call.step is not None else []
+        finally:  # also of those before one that failed
+            text = wording.describe_undo(outcomes, made)
+            self._tell(calls, outcomes, made, reversed_steps, text)
         if missing is not None and not outcomes:
             raise LookupError(str(missing)) from missing
-        text = wording.describe_undo(outcomes, made)
-        if made:
-            changed = [path for path, outcome in outcomes.items() if outcome != "conflict"]
-            self._log.append(
-                GuardedCallRecord("undone", step=made[-1], paths=changed, note=text, undoes=undone, at=now())
-            )
-            for actor in {(one.agent, one.session_id) for one in calls}:
-                self._pending.setdefault(actor, []).append(
-                    f"A person has undone changes of yours. {text} Read them again before you edit them."
-                )
         return text
+
+    def _tell(
+        self,
+        calls: Sequence[GuardedCallRecord],
+        outcomes: Mapping[str, str],
+        made: Sequence[int],
+        reversed_steps: Sequence[int],
+        text: str,
+    ) -> None:
+        """Log an undo, and have the agents told if it has changed anything."""
+        if made or reversed_steps:
+            changed = [path for path, outcome in outcomes.items() if outcome != "conflict"]
+            step = made[-1] if made else None
+            self._log.append(
+                GuardedCallRecord("undone", step=step, paths=changed, note=text, undoes=reversed_steps, at=now())
+            )
+        for actor in {(one.agent, one.session_id) for one in calls} if made else ():
+            self._pending.setdefault(actor, []).append(
+                f"A person has undone changes of yours. {text} Read them again before you edit them."
+            )

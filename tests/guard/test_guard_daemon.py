@@ -80,6 +80,8 @@ def test_the_first_event_starts_a_guard_and_a_denied_call_goes_back(root: Path, 
     assert "kept.txt" in asked(root, {"kind": "undo"})["text"]
     assert not (root / "kept.txt").exists()
     assert os.stat(guard_directory(root) / "socket").st_mode & 0o777 == 0o600
+    for private in (guard_directory(root), guard_directory(root).parent):
+        assert os.stat(private).st_mode & 0o777 == 0o700
 
 
 def test_a_call_is_denied_where_no_guard_can_be_started(root: Path, hook: Run) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.errors import WorkspaceLockedError
 from ringfence.prompt import PathPolicy
 from ringfence_guard import GuardedCalls, GuardLog, GuardSettings, HookAnswer, HookEvent, open_guarded, parse_event
 from ringfence_sandbox import Workspace
@@ -362,6 +363,49 @@ def test_a_prompt_undoes_the_sessions_own_steps_once(agent: Agent, workspace: Wo
     assert agent.tell("UserPromptSubmit", prompt="undo! 2", prompt_id="p2").denial == ""
     assert "undone" in agent.tell("UserPromptSubmit", prompt="go on", prompt_id="p3").context
     assert (agent.root / "2.txt").exists()
+
+
+def test_nothing_is_undone_while_another_session_has_a_call_open_and_that_is_judged(
+    agent: Agent, workspace: Workspace
+) -> None:
+    agent.bash("echo 1 > 1.txt")
+    second = other(agent)
+    call = second.begin("Bash", command="long")
+    second.sh("mkdir protected; echo s > side.txt")
+    with pytest.raises(WorkspaceLockedError, match=r"watches a call of claude \(long\)"):
+        agent.calls.undo(1)
+    assert "watches a call" in agent.tell("UserPromptSubmit", prompt="undo!", prompt_id="p2").denial
+    agent.tell("SessionEnd", reason="exit")
+    assert "protected must not be created" in second.end(call).verdict
+    assert files(agent.root) == {**BEFORE, "1.txt": "1\n"}
+
+
+def test_an_undo_goes_on_before_a_step_of_which_nothing_can_be_undone(agent: Agent, workspace: Workspace) -> None:
+    for n in (1, 2, 3):
+        agent.bash(f"echo {n} > {n}.txt")
+    workspace.undo()
+    (agent.root / "2.txt").write_text("a person's\n")
+    workspace.look()
+    assert "Nothing was undone" in agent.calls.undo(1)
+    assert "2.txt" in agent.calls.undo(1)
+    assert "Undone: 1.txt" in agent.calls.undo(1)
+    assert files(agent.root) == {**BEFORE, "2.txt": "a person's\n"}
+
+
+def test_a_session_that_ends_while_somebody_has_the_workspace_is_forgotten(root: Path, log: GuardLog) -> None:
+    calls = GuardedCalls(
+        str(root), log, open_workspace=partial(open_guarded, str(root)), policies=[PROTECTED], verdict_seconds=0.2
+    )
+    agent = Agent(root, calls)
+    agent.bash("true", run_in_background=True)
+    calls.close()
+    with Workspace.open(root), pytest.raises(WorkspaceLockedError):
+        calls.end_session("claude", "s1")
+    (root / "protected").mkdir()
+    (root / "protected/mine").write_text("a person's\n")
+    assert other(agent).bash("echo 1 > 1.txt") == HookAnswer()
+    assert (root / "protected/mine").exists()
+    calls.close()
 
 
 def test_a_prompt_is_found_behind_what_hooks_have_put_before_it(agent: Agent) -> None:
