@@ -178,6 +178,18 @@ def test_no_call_keeps_what_it_changed_by_giving_it_a_hidden_name(
     assert {path: one for path, one in after.items() if path and path != ".env.x"} == before
 
 
+def test_a_directory_that_changed_just_before_the_call_is_hidden_by_no_link_to_it(root: Path, store: Path) -> None:
+    (root / ".git/hooks").mkdir(parents=True)
+    with Workspace.open(root, store=store, hide=RULE, detect="scan") as workspace:
+        for n in range(20):  # within a tick of the clock that stamps files, no time tells what came after a scan
+            (root / ".git/hooks" / f"mine{n}").write_text("a person's")
+            workspace.look()
+            script = HIDING_WHAT_IT_CHANGES["a directory of hooks"]
+            assert run(workspace.filesystem, script, ends="raises").outcome == "failed"
+            assert not (root / ".git/hooks/pre-commit").exists()
+            (root / ".env.x").unlink(missing_ok=True)
+
+
 def test_a_file_gives_way_to_no_directory_with_something_hidden(workspace: Workspace, root: Path, store: Path) -> None:
     script = f"rm app/main.py; mkdir app/main.py; echo {SECRET} > app/main.py/.env; echo x > app/main.py/x"
     receipt = run(workspace.filesystem, script, policies=(HiddenFilesPolicy(),))

@@ -72,8 +72,8 @@ class ScanResult:
 
     ``excluded`` are the paths that are there and not taken in: of none of them, or of what is below, do the changes
     say anything, except None for one that the step before had. ``stamps`` are those of all that the cache did not
-    know: files that were read, directories that differ, and what is excluded. ``read`` counts the files that had to be
-    read, ``files`` those that were looked at.
+    know: files that were read, directories that differ or have changed just now, and what is excluded. ``read`` counts
+    the files that had to be read, ``files`` those that were looked at.
     """
 
     changes: dict[str, Entry | None] = field(default_factory=dict[str, "Entry | None"])
@@ -406,6 +406,7 @@ class Scanner:
             self._cache.folders[path][""] = stamp
         else:
             self._cache.forget_itself(path)
+            self._found.stamps[path] = stamp
         meta = Meta.of(status)
         if before is None or before.meta != meta:
             self._found.changes[path] = Entry("directory", meta)
