@@ -226,7 +226,7 @@ class Scanner:
         changed since the scan before.
 
         Raises:
-            FullScanNeededError: it does not tell. Nothing was done, but that the cache follows the commit.
+            FullScanNeededError: it does not tell. The cache follows the commit, or stands for none.
             OSError: the store cannot be written.
         """
         follow(self._cache, self._states, self._commit)
@@ -351,7 +351,13 @@ class Scanner:
         prefix, below = f"{path}/" if path else "", list[_Directory]()
         known = self._cache.names(path)
         assert known is not None, "it was looked for among what is known"
-        with closing(self._files.open_directory(path)) as descriptor:
+        try:
+            opened = self._files.open_directory(path)
+        except OSError as error:
+            if error.errno in _OURS:
+                raise
+            raise FullScanNeededError from None  # it has gone since it was looked at
+        with closing(opened) as descriptor:
             for name, now in unsure.names.items():
                 place, old = prefix + name, self._before(unsure.before, name)
                 is_file = now is not None and not stat.S_ISDIR(now.st_mode)
