@@ -8,7 +8,7 @@ CORE := tests/runtime tests/prompt tests/filesystem tests/contracts/test_memory_
 BOUNDED := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 # The extras that .venv has. The frameworks of other doors have environments of their own (tests/doors).
-LOCKED := openai anthropic agents pydantic-ai otel ray mcp pytest view
+LOCKED := openai anthropic agents pydantic-ai otel prices ray mcp pytest view
 
 # Images of containers often have Python keep no bytecode. Each worker would then rewrite the asserts of every test
 # anew, and each process that a test starts would compile what it imports.
@@ -104,7 +104,7 @@ lock: $(READY)
 lowest: $(READY)
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 	.venv/bin/uv venv --quiet --no-config --python $(PY) "$$dir/venv" && \
-	.venv/bin/uv pip install --quiet --no-config --python "$$dir/venv" --resolution lowest-direct -e ".[agents,anthropic,mcp,openai,otel,pydantic-ai,view]" --group dev && \
+	.venv/bin/uv pip install --quiet --no-config --python "$$dir/venv" --resolution lowest-direct -e ".[agents,anthropic,mcp,openai,otel,prices,pydantic-ai,view]" --group dev && \
 	"$$dir/venv/bin/python" -m pytest -n 2 --dist worksteal $(BOUNDED) $(ARGS)
 
 clean:

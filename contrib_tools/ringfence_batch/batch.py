@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
+from ringfence.limits import dollars
 from ringfence_batch.engine import AttemptEnded, AttemptRequest, Engine
 from ringfence_batch.ledger import MIN_FREE_BYTES, DamagedFileError, Ledger, Outcome, TaskResult, check_room
 from ringfence_batch.local import LocalEngine
@@ -42,6 +43,10 @@ class Progress:
     """The results that there were at the start of this driver."""
     paused: str = ""
     """Why no attempt is begun just now."""
+    cost_usd: float = 0.0
+    """What the tasks with a result have cost, as far as it is known."""
+    stopped: str = ""
+    """Why tasks without a result are not begun any more."""
     stragglers: Sequence[str] = ()
     """The running tasks that take much longer than the others did."""
 
@@ -91,6 +96,7 @@ class Batch:
         jobs: int | None = None,
         task_deadline: float | None = None,
         grace_seconds: float = 60.0,
+        max_cost_usd: float | None = None,
         show: Callable[[Progress], None] | None = None,
     ) -> Progress:
         """Run what has no result. Return the counts of all results. Set `summary`, and write it into the directory.
@@ -99,7 +105,8 @@ class Batch:
 
         ``engine`` is by default one of this machine with ``jobs`` workers, by default one a processor.
         ``task_deadline`` is the most seconds that a run may take, whatever its task says. A run that has not ended
-        ``grace_seconds`` after its deadline is killed. ``show`` is called about twice a second.
+        ``grace_seconds`` after its deadline is killed. When the results together have cost more than ``max_cost_usd``,
+        or the cost of one is unknown, no other attempt is begun. ``show`` is called about twice a second.
 
         Raises:
             LedgerError: another driver runs this batch, or there can never be room for it at `out`.
@@ -110,7 +117,8 @@ class Batch:
             engine = engine or LocalEngine(self.ledger.out, jobs or os.cpu_count() or 1)
             try:
                 limits = AttemptRequest("", is_last=False, deadline=task_deadline, grace_seconds=grace_seconds)
-                return _Driver(self.ledger, engine, self._retries, limits, show or (lambda progress: None)).run()
+                driver = _Driver(self.ledger, engine, self._retries, limits, max_cost_usd)
+                return driver.run(show or (lambda progress: None))
             finally:
                 engine.close()
                 self.ledger.keep_running([])
@@ -124,10 +132,10 @@ class _Driver:
         engine: Engine,
         retries: int,
         limits: AttemptRequest,
-        show: Callable[[Progress], None],
+        max_cost_usd: float | None,
     ) -> None:
-        self._ledger, self._engine, self._retries, self._show = ledger, engine, retries, show
-        self._limits = limits
+        self._ledger, self._engine, self._retries = ledger, engine, retries
+        self._limits, self._max_cost_usd = limits, max_cost_usd
         self._running: dict[str, float] = {}
         self._told: list[str] | None = None
         """The running tasks that `Ledger.running` has."""
@@ -149,18 +157,18 @@ class _Driver:
             if result is None:
                 self._queue.append(task_id)
             else:
-                self._count(result.outcome, result.cause)
+                self._count_result(result)
         self.progress.at_start = self.progress.ended
 
-    def run(self) -> Progress:
-        while self._queue or self._running:
+    def run(self, show: Callable[[Progress], None]) -> Progress:
+        while (self._queue and not self.progress.stopped) or self._running:
             self._fill()
             self._write_running()
             for ended in self._engine.poll(POLL_SECONDS):
                 self._take(ended)
             self._end_cancelled()
             self.progress.stragglers = self._stragglers()
-            self._show(self.progress)
+            show(self.progress)
         return self.progress
 
     def _write_running(self) -> None:
@@ -186,7 +194,12 @@ class _Driver:
 
     def _fill(self) -> None:
         self.progress.paused = self._reason_to_wait()
-        while self._queue and not self.progress.paused and len(self._running) < self._engine.slots:
+        while (
+            self._queue
+            and not self.progress.paused
+            and not self.progress.stopped
+            and len(self._running) < self._engine.slots
+        ):
             task_id = self._queue.popleft()
             self._running[task_id] = monotonic()
             is_last = self._failures[task_id] >= self._retries
@@ -205,7 +218,7 @@ class _Driver:
         if ended.is_published or self._result(ended.id) is not None:  # a worker may have died just after
             self._failed_in_a_row = 0
             self._lasted.append(monotonic() - running)
-            self._count_result(ended.id)
+            self._count_result(self._result(ended.id))
             return
         self._failures[ended.id] += 1
         self.progress.retries += 1
@@ -226,11 +239,20 @@ class _Driver:
         except DamagedFileError:  # since it was begun
             self._count("damaged", "")
         else:
-            self._count_result(task_id)
+            self._count_result(self._result(task_id))
 
-    def _count_result(self, task_id: str) -> None:
-        if (result := self._result(task_id)) is not None:
-            self._count(result.outcome, result.cause)
+    def _count_result(self, result: TaskResult | None) -> None:
+        if result is None:
+            return
+        self._count(result.outcome, result.cause)
+        self.progress.cost_usd += result.cost_usd or 0
+        limit = self._max_cost_usd
+        if limit is None or self.progress.stopped:
+            return
+        if result.cost_usd is None and result.turns:
+            self.progress.stopped = f"the cost is limited, and nobody knows what {result.id} has cost"
+        elif self.progress.cost_usd > limit:
+            self.progress.stopped = f"the tasks have cost {dollars(self.progress.cost_usd)}, of {dollars(limit)}"
 
     def _count(self, outcome: Outcome, cause: str) -> None:
         self.progress.outcomes[outcome] += 1

@@ -62,6 +62,7 @@ class TaskResult:
     attempt: int = 0
     seconds: float = 0.0
     tokens: int | None = None
+    cost_usd: float | None = None
     turns: int = 0
     worker: str = ""
     ended_at: str = ""

@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from ringfence.limits import dollars
 from ringfence_batch.summary import NO_RESULT, Summary, TaskRow
 from ringfence_tools.printable import one_line, plural
 
@@ -35,6 +36,7 @@ def render_page(summary: Summary) -> str:
     plots = (
         _plot("Time", summary.rows, lambda row: row.seconds, _duration),
         _plot("Tokens", summary.rows, lambda row: row.tokens or 0, _tokens),
+        _plot("Cost", summary.rows, lambda row: row.cost_usd or 0, dollars),
     )
     done = summary.outcomes.get("done", 0)
     return environment.get_template("index.html.j2").render(

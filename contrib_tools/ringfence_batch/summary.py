@@ -42,6 +42,7 @@ class TaskRow:
     """The attempt that gave the result, from the directory of the batch; empty without one."""
     files: Mapping[str, str]
     """What an attempt has left in its directory, by what it is."""
+    cost_usd: float | None = None
     is_provider: bool = False
     """Whether the infrastructure that failed is the model's provider."""
 
@@ -83,6 +84,12 @@ class Summary:
         return [row.cause for row in self.rows if row.outcome == "damaged"]
 
     @property
+    def cost_usd(self) -> float | None:
+        """What the tasks whose cost is known have cost. None if it is known of none."""
+        known = [row.cost_usd for row in self.rows if row.cost_usd is not None]
+        return sum(known) if known else None
+
+    @property
     def without_result(self) -> int:
         return len(self.rows) - sum(self.outcomes.values())
 
@@ -110,6 +117,7 @@ class Summary:
             "causes": [{"outcome": outcome, "cause": cause, "count": count} for outcome, cause, count in self.causes],
             "seconds": round(sum(row.seconds for row in self.rows), 3),
             "tokens": sum(row.tokens or 0 for row in self.rows),
+            "cost_usd": self.cost_usd,
             "exit_code": self.exit_code,
             "tasks": [row.to_json() for row in self.rows],
         }
@@ -149,6 +157,7 @@ def _read_row(ledger: Ledger, task_id: str) -> TaskRow:
         result.turns,
         str(directory.relative_to(ledger.out)),
         _files(directory),
+        result.cost_usd,
         result.details.get("outcome") == "provider_failed",
     )
 

@@ -28,6 +28,7 @@ class TaskLimits:
 
     seconds: float | None = None
     tokens: int | None = None
+    cost_usd: float | None = None
     turns: int | None = None
     repeats: int | None = None
     memory_bytes: int | None = None

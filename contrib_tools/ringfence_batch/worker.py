@@ -183,7 +183,14 @@ def _spec(task: BatchTask, place: Path, seconds: float | None) -> RunSpec:
         secrets=task.secrets,
     )
     limits = RunLimits(
-        task.policies, seconds, given.tokens, given.turns, container, task.sections, repeats=given.repeats
+        task.policies,
+        seconds,
+        given.tokens,
+        given.turns,
+        container,
+        task.sections,
+        repeats=given.repeats,
+        cost_usd=given.cost_usd,
     )
     return RunSpec(
         place / "tree",
@@ -234,6 +241,7 @@ def _result(
         cause,
         seconds=round(seconds, 3),
         tokens=run.usage.total_tokens if run is not None else None,
+        cost_usd=run.usage.cost_usd if run is not None else None,
         turns=run.stats.turns if run is not None else 0,
         ended_at=datetime.now(UTC).isoformat(timespec="seconds"),
         details=details,

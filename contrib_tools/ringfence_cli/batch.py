@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from ringfence_cli.options import AS_JSON, Interruptible, Invocation, seconds
+from ringfence_cli.options import AS_JSON, Interruptible, Invocation, seconds, usd
 from ringfence_tools.runs.command_errors import INTERRUPTED, NotStartedError
 from ringfence_tools.runs.signals import ALIKE
 
@@ -52,6 +52,12 @@ _RUNNING = (
         callback=seconds,
         metavar="TIME",
         help="The most that a task may take from when its workspace is ready, whatever its own limit: 90s, 15m, 2h.",
+    ),
+    click.option(
+        "--max-cost",
+        callback=usd,
+        metavar="USD",
+        help="Begin no more tasks when those with a result have cost more: 5, 0.50.",
     ),
     click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors."),
     click.option("--json", "as_json", is_flag=True, expose_value=False, help="Print what OUT/summary.json has."),
@@ -255,7 +261,7 @@ def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given:
 
     errors = ErrorStream()
     try:
-        make_engine, is_interrupted = _engine_class(given["engine"]), False
+        make_engine, is_interrupted, stopped = _engine_class(given["engine"]), False, ""
         try:
             opened = begin()
         except OSError as error:
@@ -267,7 +273,14 @@ def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given:
                 signal.signal(number, handler)  # Ray puts its own there
             show = stack.enter_context(shown(None if given["quiet"] else errors))
             try:
-                opened.run(engine=engine, jobs=given["jobs"], task_deadline=given["task_deadline"], show=show)
+                progress = opened.run(
+                    engine=engine,
+                    jobs=given["jobs"],
+                    task_deadline=given["task_deadline"],
+                    max_cost_usd=given["max_cost"],
+                    show=show,
+                )
+                stopped = progress.stopped
             except KeyboardInterrupt:
                 is_interrupted = True
     except (LedgerError, TaskFileError, ConnectionError) as error:
@@ -280,7 +293,9 @@ def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given:
     if is_interrupted:
         errors.say(f"ringfence: interrupted: {_resuming(out, given['engine'])} goes on")
         return INTERRUPTED
-    if summary.without_result:  # queued again meanwhile
+    if summary.without_result and stopped:
+        errors.say(f"ringfence: {stopped}: {_resuming(out, given['engine'])} with a higher --max-cost runs the rest")
+    elif summary.without_result:  # queued again meanwhile
         errors.say(f"ringfence: {_resuming(out, given['engine'])} runs those without a result")
     elif not given["quiet"]:
         errors.say(f"see {out / 'index.html'}")
@@ -310,9 +325,11 @@ def _engine_class(name: str) -> MakeEngine | None:
 
 
 def _lines(summary: Summary) -> Iterator[str]:
+    from ringfence.limits import dollars
     from ringfence_tools.printable import plural
 
-    yield f"{plural(len(summary.rows), 'task')} in {summary.out}"
+    cost = f", {dollars(summary.cost_usd)}" if summary.cost_usd is not None else ""
+    yield f"{plural(len(summary.rows), 'task')} in {summary.out}{cost}"
     for outcome, count in summary.counts:
         yield f"{count:>9,}  {outcome}"
     if summary.causes:

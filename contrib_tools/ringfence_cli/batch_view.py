@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ringfence.limits import dollars
 from ringfence_batch import Progress
 from ringfence_cli.live_table import live_table
 from ringfence_tools.printable import one_line
@@ -71,6 +72,8 @@ def _counts(progress: Progress) -> Text:
     for outcome, count in progress.outcomes.most_common():
         said.append(", ").append(f"{count:,} {outcome}", STYLES.get(outcome, ""))
     said.append(f"; {len(progress.running):,} running")
+    if progress.cost_usd:
+        said.append(f", {dollars(progress.cost_usd)}")
     return said.append(f", {progress.retries:,} retries") if progress.retries else said
 
 

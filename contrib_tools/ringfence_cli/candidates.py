@@ -150,12 +150,14 @@ def _request(spec: RunSpec, wanted: CandidateOptions, jobs: int, task: str, numb
 
 
 def divided(limits: RunLimits, count: int, jobs: int) -> RunLimits:
-    """Return the limits of one of so many candidates: of the tokens its part, and of the time that of its round."""
-    seconds, tokens = limits.seconds, limits.tokens
+    """Return the limits of one of so many candidates: of the tokens and the cost its part, and of the time that of its
+    round."""
+    seconds, tokens, cost_usd = limits.seconds, limits.tokens, limits.cost_usd
     return replace(
         limits,
         seconds=None if seconds is None else seconds / math.ceil(count / jobs),
         tokens=None if tokens is None else max(tokens // count, 1),
+        cost_usd=None if cost_usd is None else cost_usd / count,
     )
 
 

@@ -9,7 +9,9 @@ from time import monotonic
 from rich.table import Table
 from rich.text import Text
 
+from ringfence import serde
 from ringfence.escapes import escape_path
+from ringfence.limits import TokenUsage, dollars
 from ringfence_cli.candidate_processes import Candidate
 from ringfence_cli.live_table import live_table
 from ringfence_tools.printable import one_line, plural, printable
@@ -58,4 +60,7 @@ def table_lines(candidates: Sequence[Candidate]) -> Iterator[str]:
         added, removed = one.counts
         changed = f"+{added} -{removed}"
         outcome = one.outcome.replace("_", " ")
-        yield f"{one.fork.name:{names}}  {score:{width}}  {changed:10}  {outcome:12}  {escape_path(one.fork.root)}"
+        usage = serde.parse(TokenUsage, one.run.get("usage") or {})
+        costs = f"{dollars(usage.cost_usd):8}  " if usage.cost_usd is not None else ""
+        root = escape_path(one.fork.root)
+        yield f"{one.fork.name:{names}}  {score:{width}}  {changed:10}  {outcome:12}  {costs}{root}"

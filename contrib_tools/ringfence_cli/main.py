@@ -34,6 +34,7 @@ from ringfence_cli.options import (
     hiding,
     place_of,
     seconds,
+    usd,
 )
 from ringfence_cli.overrides import overrides
 from ringfence_cli.sandbox_commands import sandbox
@@ -138,6 +139,7 @@ def ringfence() -> None:
 )
 @click.option("--deadline", callback=seconds, metavar="TIME", help="Stop after this time: 90s, 10m, 2h.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop when the model has used more.")
+@click.option("--max-cost", callback=usd, metavar="USD", help="Stop when the model has cost more: 0.50, 20.")
 @click.option("--max-turns", type=click.IntRange(min=1), metavar="N", help="Stop after N turns.  [default: 200]")
 @click.option(
     "--max-repeats",
@@ -150,8 +152,8 @@ def ringfence() -> None:
     type=click.IntRange(min=2, max=64),
     metavar="N",
     help="Do the task N times, each in a fork of DIR. DIR itself changes only by `ringfence promote`, or --promote. "
-    "Tokens are divided among them, and the time by how many follow each other; {candidate} in the SPEC of --model is "
-    "the number of each.",
+    "Tokens and cost are divided among them, and the time by how many follow each other; {candidate} in the SPEC of "
+    "--model is the number of each.",
 )
 @click.option(
     "--score",

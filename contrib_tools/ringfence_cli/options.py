@@ -231,6 +231,15 @@ def seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> fl
     return found
 
 
+def usd(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Parse an amount of US dollars such as ``0.50``, ``20`` or ``$5``."""
+    if value is None:
+        return None
+    if not re.fullmatch(r"\$?\d{1,9}(?:\.\d{1,9})?", value) or not float(value.lstrip("$")):
+        raise click.BadParameter(f"{value!r} is not an amount of US dollars above 0: write 0.50 or 20", ctx, param)
+    return float(value.lstrip("$"))
+
+
 def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Parse a size such as ``512m`` or ``4g``."""
     if value is None:

@@ -283,7 +283,8 @@ def _task_of(record_file: Path) -> str:
 
 def _remaining(limits: RunLimits, began: RunStats, now: RunStats) -> RunLimits:
     tokens = (now.usage.total_tokens or 0) - (began.usage.total_tokens or 0)
-    return limits.less(now.seconds - began.seconds, tokens, now.turns - began.turns)
+    cost_usd = (now.usage.cost_usd or 0) - (began.usage.cost_usd or 0)
+    return limits.less(now.seconds - began.seconds, tokens, cost_usd, now.turns - began.turns)
 
 
 def _answer_committed_calls(before: Interrupted, steps: Iterable[Step]) -> list[Message]:

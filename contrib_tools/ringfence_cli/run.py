@@ -93,6 +93,7 @@ class RunCommand:
     report: Path | None
     deadline: float | None
     max_tokens: int | None
+    max_cost: float | None
     max_turns: int | None
     max_repeats: int | None
     fail_if_unchanged: bool
@@ -143,6 +144,7 @@ class RunCommand:
             self.asks,
             self.ask_seconds,
             self.max_repeats,
+            self.max_cost,
         )
         return RunSpec(
             self.directory, self.model, limits, self.hide, self.with_ignored, self.allow_git, detect=self.detect

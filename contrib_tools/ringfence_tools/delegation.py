@@ -26,6 +26,8 @@ from ringfence.session.session import Session
 from ringfence.session.tool_result import ToolResult, render_value
 
 MAX_TASK_CHARACTERS = 20_000
+LEAST_USD = 1e-6
+"""The least that a child may cost: a budget of nothing is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,10 @@ class DelegationSection(Section[None]):
         return ToolResult.ok(Delegated(delegate.name, response.text, response.output), f"{delegate.name} is done")
 
     def _limits(self, context: ToolContext) -> tuple[Deadline | None, BudgetTracker | None]:
-        """Return the child's share of the remaining time and tokens. Raises DeadlineExceededError if none are left."""
+        """Return the child's share of the time, tokens and cost that remain.
+
+        Raises DeadlineExceededError if no time is left.
+        """
         outer = context.budget_tracker
         ends = [limit for limit in (context.deadline, outer.budget.deadline if outer else None) if limit is not None]
         deadline = None
@@ -151,7 +156,10 @@ class DelegationSection(Section[None]):
         total = self._part(budget.max_total_tokens, used.total_tokens)
         inputs = self._part(budget.max_input_tokens, used.input_tokens)
         outputs = self._part(budget.max_output_tokens, used.output_tokens)
-        return deadline, BudgetTracker(Budget(budget.deadline, total, inputs, outputs), parent=outer)
+        money = budget.max_cost_usd
+        if money is not None:
+            money = max((money - (used.cost_usd or 0)) * self.share, LEAST_USD)
+        return deadline, BudgetTracker(Budget(budget.deadline, total, inputs, outputs, money), parent=outer)
 
     def _part(self, limit: int | None, used: int | None) -> int | None:
         return None if limit is None else max(int((limit - (used or 0)) * self.share), 1)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Literal, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
 from ringfence.errors import CallCancelledError, RingfenceError
@@ -17,6 +17,7 @@ from ringfence.participants import current_call, nearest_active
 logger = logging.getLogger(__name__)
 
 SHORTEST_DEADLINE = timedelta(seconds=1)
+Number = TypeVar("Number", int, float)
 
 
 def utc_now() -> datetime:
@@ -91,20 +92,32 @@ class TokenUsage:
     output_tokens: int | None = None
     cached_tokens: int | None = None
     """The part of the input that came from the provider's cache."""
+    cache_write_tokens: int | None = None
+    """The part of the input that the provider put into its cache."""
+    cost_usd: float | None = None
+    """The price in US dollars. Adapters of a provider know it by the extra "prices"."""
 
     @property
     def total_tokens(self) -> int | None:
         return _sum(self.input_tokens, self.output_tokens)
+
+    def describe(self) -> str:
+        """Return the tokens and their cost for a person. Empty if both are unknown."""
+        tokens, cost = self.total_tokens, self.cost_usd
+        known = [f"{tokens:,} tokens"] if tokens is not None else []
+        return ", ".join(known + ([dollars(cost)] if cost is not None else []))
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
         return TokenUsage(
             _sum(self.input_tokens, other.input_tokens),
             _sum(self.output_tokens, other.output_tokens),
             _sum(self.cached_tokens, other.cached_tokens),
+            _sum(self.cache_write_tokens, other.cache_write_tokens),
+            _sum(self.cost_usd, other.cost_usd),
         )
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
+def _sum(one: Number | None, other: Number | None) -> Number | None:
     if one is None or other is None:
         return other if one is None else one
     return one + other
@@ -118,20 +131,30 @@ class Budget:
     max_total_tokens: int | None = None
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
+    max_cost_usd: float | None = None
 
     def __post_init__(self) -> None:
         limits = {
             "max_total_tokens": self.max_total_tokens,
             "max_input_tokens": self.max_input_tokens,
             "max_output_tokens": self.max_output_tokens,
+            "max_cost_usd": self.max_cost_usd,
         }
         if self.deadline is None and all(limit is None for limit in limits.values()):
             raise ValueError(f"a budget limits something: give a deadline or one of {', '.join(limits)}")
         for name, limit in limits.items():
             if limit is None:
                 continue
-            if limit <= 0:
+            if not limit > 0:
                 raise ValueError(f"{name} has to be positive; got {limit}")
+
+
+BudgetDimension: TypeAlias = Literal["deadline", "total_tokens", "input_tokens", "output_tokens", "cost_usd"]
+
+
+def dollars(amount: float) -> str:
+    """Format an amount of US dollars: with cents, and what is less than a dollar with four decimals."""
+    return f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"
 
 
 class BudgetExceededError(RingfenceError, RuntimeError):
@@ -141,10 +164,12 @@ class BudgetExceededError(RingfenceError, RuntimeError):
         self,
         budget: Budget,
         consumed: TokenUsage,
-        exceeded_dimension: Literal["deadline", "total_tokens", "input_tokens", "output_tokens"],
+        exceeded_dimension: BudgetDimension,
     ) -> None:
         if exceeded_dimension == "deadline":
             reason = "its deadline has passed"
+        elif exceeded_dimension == "cost_usd":
+            reason = f"{dollars(consumed.cost_usd or 0)}, of {dollars(budget.max_cost_usd or 0)} that it allows"
         else:
             used, limit = getattr(consumed, exceeded_dimension), getattr(budget, f"max_{exceeded_dimension}")
             kind = exceeded_dimension.replace("_", " ").removeprefix("total ")
@@ -180,17 +205,22 @@ class BudgetTracker:
         with self._lock:
             return sum(self._usage.values(), TokenUsage())
 
+    @property
+    def limits_cost(self) -> bool:
+        """Whether the budget, or one around it, limits the cost."""
+        return self.budget.max_cost_usd is not None or (self.parent is not None and self.parent.limits_cost)
+
     def check(self) -> None:
-        """Raise BudgetExceededError, for the first of deadline, input, output and total that is over its limit, here or
-        in the parent."""
+        """Raise BudgetExceededError, for the first of deadline, input, output, total and cost that is over its limit,
+        here or in the parent."""
         budget, consumed = self.budget, self.consumed
         if budget.deadline is not None and budget.deadline.expired:
             raise BudgetExceededError(budget, consumed, "deadline")
-        dimensions: tuple[tuple[Literal["input_tokens", "output_tokens", "total_tokens"], int | None, int | None], ...]
-        dimensions = (
+        dimensions: tuple[tuple[BudgetDimension, float | None, float | None], ...] = (
             ("input_tokens", consumed.input_tokens, budget.max_input_tokens),
             ("output_tokens", consumed.output_tokens, budget.max_output_tokens),
             ("total_tokens", consumed.total_tokens, budget.max_total_tokens),
+            ("cost_usd", consumed.cost_usd, budget.max_cost_usd),
         )
         for dimension, used, limit in dimensions:
             if used is not None and limit is not None and used > limit:

@@ -50,7 +50,7 @@ OTHER = "_OTHER"
 ERROR_TYPE = "error.type"
 OUTCOME_ERRORS = {"failed": "tool_error", "interrupted": INTERRUPTED, "doubtful": "rollback_failed"}
 
-Attributes = dict[str, str | int | Sequence[str] | None]
+Attributes = dict[str, str | int | float | Sequence[str] | None]
 """Those that are None are left out."""
 
 
@@ -256,7 +256,7 @@ def _nanoseconds(moment: datetime) -> int:
     return (moment - EPOCH) // timedelta(microseconds=1) * 1000
 
 
-def _present(attributes: Attributes) -> dict[str, str | int | Sequence[str]]:
+def _present(attributes: Attributes) -> dict[str, str | int | float | Sequence[str]]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
@@ -271,6 +271,8 @@ def _usage_attributes(usage: TokenUsage) -> Attributes:
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
+        "ringfence.cost.usd": usage.cost_usd,
     }
 
 

@@ -180,6 +180,20 @@ def test_a_limit_of_tokens_that_nobody_counts_is_said_once(caplog: pytest.LogCap
     assert not caplog.text
 
 
+@pytest.mark.parametrize("usage", [{}, {"usage": {"input_tokens": 1, "output_tokens": 1}}])
+@pytest.mark.parametrize("around", [False, True])
+def test_a_limit_of_cost_with_a_model_of_unknown_cost_ends_at_its_first_turn(usage: Any, around: bool) -> None:
+    tracker = BudgetTracker(Budget(max_cost_usd=1.0))
+    if around:
+        tracker = BudgetTracker(Budget(max_total_tokens=100), parent=tracker)
+    session = Session()
+    with pytest.raises(PromptEvaluationError, match="nobody knows what a turn of scripted costs") as caught:
+        adapter = ScriptedAdapter([{**calls("a"), **usage}, {"text": "done"}])
+        adapter.evaluate(prompt(), session=session, budget_tracker=tracker)
+    assert caught.value.phase == "budget"
+    assert not session[ToolInvoked].all()
+
+
 def test_a_turn_that_breaks_the_budget_runs_no_tool() -> None:
     turns = [{**calls("a"), "usage": {"input_tokens": 40, "output_tokens": 2}} for _ in range(5)]
     session = Session()

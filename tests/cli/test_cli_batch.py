@@ -29,12 +29,12 @@ class Place:
         self.tasks = directory / "tasks.jsonl"
         (directory / "repo").mkdir()
         (directory / "repo/a.txt").write_text("one\n")
-        self._script("good", {"tool_calls": [READ, EDIT]}, {"text": "Done."})
-        self._script("short", {"tool_calls": [READ]})
-        self._script("slow", {"tool_calls": [{"name": "nap", "arguments": {}}]}, {"text": "Done."})
+        self.script("good", {"tool_calls": [READ, EDIT]}, {"text": "Done."})
+        self.script("short", {"tool_calls": [READ]})
+        self.script("slow", {"tool_calls": [{"name": "nap", "arguments": {}}]}, {"text": "Done."})
         (directory / "nap.py").write_text(SLEEP.format(seconds=60))
 
-    def _script(self, name: str, *turns: Mapping[str, object]) -> None:
+    def script(self, name: str, *turns: Mapping[str, object]) -> None:
         (self.directory / f"{name}.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
 
     def task(self, task_id: str, model: str = "good", **more: Any) -> dict[str, Any]:
@@ -99,6 +99,26 @@ def test_a_batch_with_a_failed_task_exits_with_1_and_says_why(place: Place) -> N
     assert "(used-up)" in done.stderr
 
 
+def test_a_batch_begins_no_more_tasks_when_it_has_cost_too_much(place: Place) -> None:
+    place.script("dear", {"text": "Done.", "usage": {"input_tokens": 9, "cost_usd": 0.75}})
+    place.write(*(place.task(name, "dear") for name in ("a", "b", "c", "d")), place.task("e", "good"))
+    ended = place.run("--max-cost", "1")
+    assert ended.returncode == 1
+    assert "the tasks have cost $1.50, of $1.00" in ended.stderr
+    assert "with a higher --max-cost runs the rest" in ended.stderr
+    assert place.attempts() == {"a": 1, "b": 1, "c": 0, "d": 0, "e": 0}
+    assert place.status()["cost_usd"] == 1.5
+    assert [task["cost_usd"] for task in place.status()["tasks"]] == [0.75, 0.75, None, None, None]
+    assert place.run("--max-cost", "100").returncode == 0
+    place.write(place.task("x", "good"), place.task("y", "dear"))
+    other = place.directory / "other"
+    ended = ringfence_text("batch", "run", place.tasks, "--out", other, "--jobs", "1", "--max-cost", "1")
+    assert "nobody knows what x has cost" in ended.stderr
+    place.write(place.task("z", "dear", limits={"cost_usd": 0.5}))
+    ended = ringfence_text("batch", "run", place.tasks, "--out", place.directory / "third")
+    assert "task-failed: the budget is used up" in ended.stderr
+
+
 def test_a_source_that_is_damaged_later_says_nothing_of_the_task(place: Place) -> None:
     with zipfile.ZipFile(place.directory / "repo.zip", "w") as zipped:
         zipped.writestr("a.txt", "one\n")
@@ -132,7 +152,7 @@ def test_what_has_a_result_runs_again_only_when_it_is_queued_again(place: Place)
     assert place.run().returncode == 3
     assert place.run().returncode == 3  # nothing is left to run
     assert place.attempts() == {"a": 1, "b": 1}
-    place._script("short", {"text": "Done."})
+    place.script("short", {"text": "Done."})
     assert ringfence("batch", "requeue", place.out).returncode == 2
     unknown = ringfence_text("batch", "requeue", place.out, "a", "nobody")
     assert (unknown.returncode, "nobody" in unknown.stderr) == (2, True)

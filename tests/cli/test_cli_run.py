@@ -34,7 +34,7 @@ def call(name: str, **arguments: object) -> dict[str, object]:
     return {"name": name, "arguments": arguments}
 
 
-def calls(*tool_calls: Mapping[str, object], text: str = "", **usage: int) -> Turn:
+def calls(*tool_calls: Mapping[str, object], text: str = "", **usage: float) -> Turn:
     return {"text": text, "tool_calls": list(tool_calls), **({"usage": usage} if usage else {})}
 
 
@@ -237,7 +237,8 @@ def test_json_is_one_object_that_tells_all(tree: Path) -> None:
     assert (record["outcome"], record["error"], record["text"]) == ("done", None, "Done.")
     assert (record["turns"], record["tool_calls"]["total"], record["tool_calls"]["committed"]) == (3, 4, 4)
     assert record["plan"]["steps"] == [{"step_id": 1, "title": "Look", "status": "pending"}]
-    assert record["usage"] == {"input_tokens": 15, "output_tokens": 2, "cached_tokens": None}
+    used = {"input_tokens": 15, "output_tokens": 2, "cached_tokens": None}
+    assert record["usage"] == used | {"cache_write_tokens": None, "cost_usd": None}
     assert {change["path"]: change["kind"] for change in record["changes"]} == {
         "a.txt": "modified",
         "new": "created",
@@ -373,6 +374,28 @@ def test_a_token_budget_that_is_used_up_is_exit_code_5(tree: Path) -> None:
     assert ended.returncode == 5
     assert b"budget" in ended.stderr
     assert run(tree, "--max-tokens", "11", turns=turns).returncode == 0
+
+
+def test_a_cost_that_is_used_up_is_exit_code_5_and_a_cost_is_said(tree: Path) -> None:
+    turns = [calls(call("ls"), input_tokens=9, cost_usd=0.25), {**DONE, "usage": {"cost_usd": 0.5}}]
+    ended = run(tree, "--max-cost", "0.20", turns=turns)
+    assert ended.returncode == 5
+    assert b"the budget is used up: $0.2500, of $0.2000 that it allows" in ended.stderr
+    ended = run(tree, "--max-cost", "$1", "--json", turns=turns)
+    assert ended.returncode == 0
+    assert json.loads(ended.stdout)["usage"]["cost_usd"] == 0.75
+    assert b", $0.7500" in ended.stderr
+
+
+def test_a_limit_of_cost_is_refused_for_a_model_of_unknown_price(tree: Path) -> None:
+    command = ["run", tree, "--task", "x", "--model", "openai:m@http://127.0.0.1:9/v1"]
+    ended = ringfence_text(*command, "--max-cost", "1")
+    assert ended.returncode == 2
+    assert "--max-cost can limit nothing: there is no price of m at 127.0.0.1" in " ".join(ended.stderr.split())
+    for wrong in ("0", "1e3", "-1", "one"):
+        ended = ringfence_text(*command, "--max-cost", wrong)
+        assert ended.returncode == 2
+        assert "is not an amount of US dollars above 0" in " ".join(ended.stderr.split())
 
 
 def perform_with(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import threading
 from dataclasses import replace
@@ -108,6 +109,8 @@ def test_usage_adds_up_and_keeps_what_is_not_known_apart_from_zero() -> None:
         ({"max_total_tokens": 0}, ValueError),
         ({"max_input_tokens": -1}, ValueError),
         ({"max_total_tokens": "10"}, TypeError),
+        ({"max_cost_usd": 0.0}, ValueError),
+        ({"max_cost_usd": math.nan}, ValueError),
     ],
     ids=str,
 )
@@ -157,11 +160,12 @@ def test_input_is_named_before_output_and_output_before_the_total(used: TokenUsa
         ({"max_total_tokens": 2_000}, "the budget is used up: 2,200 tokens, of 2,000 that it allows"),
         ({"max_input_tokens": 1_999}, "the budget is used up: 2,000 input tokens, of 1,999 that it allows"),
         ({"max_output_tokens": 1}, "the budget is used up: 200 output tokens, of 1 that it allows"),
+        ({"max_cost_usd": 0.05}, "the budget is used up: $1.50, of $0.0500 that it allows"),
     ],
 )
 def test_a_used_up_budget_says_what_was_used_and_what_there_was(limits: dict[str, int], said: str) -> None:
     tracker = BudgetTracker(Budget(**limits))
-    tracker.record_cumulative("a", TokenUsage(2_000, 200))
+    tracker.record_cumulative("a", TokenUsage(2_000, 200, cost_usd=1.5))
     with pytest.raises(BudgetExceededError) as caught:
         tracker.check()
     assert str(caught.value) == said

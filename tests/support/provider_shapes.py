@@ -219,7 +219,7 @@ _THINKING = {"type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk"}
 
 def _messages_head(turn: Turn) -> dict[str, Any]:
     usage: Mapping[str, int] = turn.get("usage") or {}
-    cached = usage.get("cached_tokens", 0)
+    cached, put = usage.get("cached_tokens", 0), usage.get("cache_write_tokens", 0)
     return {
         "id": "msg_1",
         "type": "message",
@@ -227,9 +227,9 @@ def _messages_head(turn: Turn) -> dict[str, Any]:
         "model": "m",
         "stop_sequence": None,
         "usage": {
-            "input_tokens": usage.get("input_tokens", 0) - cached,  # counted apart
+            "input_tokens": usage.get("input_tokens", 0) - cached - put,  # counted apart
             "cache_read_input_tokens": cached,
-            "cache_creation_input_tokens": 0,
+            "cache_creation_input_tokens": put,
             "output_tokens": usage.get("output_tokens", 0),
         },
     }

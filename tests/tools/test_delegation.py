@@ -83,7 +83,7 @@ def delegate(to: str = "writer", task: str = "write a.txt") -> dict[str, Any]:
     return {"tool_calls": [{"name": "delegate", "arguments": {"to": to, "task": task}}]}
 
 
-def write(path: str, **usage: int) -> dict[str, Any]:
+def write(path: str, **usage: float) -> dict[str, Any]:
     call = {"name": "write_file", "arguments": {"file_path": path, "content": "x"}}
     return {"tool_calls": [call], **({"usage": usage} if usage else {})}
 
@@ -221,6 +221,15 @@ def test_a_child_gets_a_share_of_the_tokens_that_are_left() -> None:
     assert (text, world.written) == ("Done.", {})
     assert "budget" in adapter.requests[3]["messages"][-1]["content"]
     assert tracker.consumed.input_tokens == 800
+
+
+def test_a_child_gets_a_share_of_the_money_that_is_left() -> None:
+    world, tracker = World(share=0.5), BudgetTracker(Budget(max_cost_usd=1.0))
+    first = {**delegate(), "usage": {"cost_usd": 0.2}}  # the child may cost 0.40
+    done = {**DONE, "usage": {"cost_usd": 0.1}}
+    text, _ = world.run(first, write("a.txt", cost_usd=0.3), write("b.txt", cost_usd=0.3), done, budget_tracker=tracker)
+    assert (text, world.written) == ("Done.", {})
+    assert tracker.consumed.cost_usd == pytest.approx(0.9)
 
 
 def test_what_children_use_counts_for_the_outer_budget() -> None:

@@ -80,8 +80,8 @@ class SessionObserver(Protocol):
 class AgentTask:
     """A task, and all that a run needs for it.
 
-    ``seconds`` and ``tokens`` are limits; None is no limit. Each function in ``sections`` makes a section for the
-    session of the run.
+    ``seconds``, ``tokens`` and ``cost_usd`` are limits; None is no limit. Each function in ``sections`` makes a section
+    for the session of the run.
     """
 
     text: str
@@ -89,6 +89,7 @@ class AgentTask:
     adapter: ProviderAdapter
     seconds: float | None = None
     tokens: int | None = None
+    cost_usd: float | None = None
     policies: Sequence[Policy] = ()
     sections: Sequence[MakeSection] = ()
     telemetry: SessionObserver | None = None
@@ -181,11 +182,11 @@ class RunStats:
     def describe(self) -> str:
         counts = ((self.outcomes[outcome], outcome.replace("_", " ")) for outcome in CALL_OUTCOMES)
         ended = ", ".join(f"{count} {word}" for count, word in counts if count)
-        tokens = self.usage.total_tokens
+        usage = self.usage.describe()
         return (
             f"{plural(self.turns, 'turn')}, {plural(self.calls, 'tool call')}"
             + (f" ({ended})" if ended else "")
-            + (f", {tokens:,} tokens" if tokens is not None else "")
+            + (f", {usage}" if usage else "")
             + (f", in {self.parts} parts" if self.parts > 1 else "")
         )
 
@@ -299,18 +300,15 @@ def run_agent(
         task.telemetry.observe(session)
     observer = RunObserver(session, gate, stats, watchers)
     deadline = Deadline.after(task.seconds) if task.seconds is not None else None
+    is_limited = (task.tokens, task.cost_usd) != (None, None)
+    budget = Budget(max_total_tokens=task.tokens, max_cost_usd=task.cost_usd) if is_limited else None
     outcome = RunOutcome(session_ids=(*earlier_sessions, str(session.session_id)), stats=stats)
     prompt = _prompt(task, session)
     try:
         if prepare is not None:
             prepare(session)
         with gate.let_through():
-            response = task.adapter.evaluate(
-                prompt,
-                session=session,
-                deadline=deadline,
-                budget=Budget(max_total_tokens=task.tokens) if task.tokens is not None else None,
-            )
+            response = task.adapter.evaluate(prompt, session=session, deadline=deadline, budget=budget)
         outcome.text = response.text
     except KeyboardInterrupt:
         outcome.steps = len(workspace.own_steps())

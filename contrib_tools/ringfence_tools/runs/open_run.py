@@ -6,7 +6,10 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
+import click
+
 from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
+from ringfence.adapters.provider import SdkAdapter
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.limits import Cancellation
@@ -44,8 +47,18 @@ class OpenedRun:
     def task(self, text: str, telemetry: SessionObserver | None = None) -> AgentTask:
         """Return a task for `run_agent`. The spec has a model."""
         assert self.adapter is not None
-        seconds, tokens = self.limits.seconds, self.limits.tokens
-        return AgentTask(text, self.workspace, self.adapter, seconds, tokens, self.policies, self.sections, telemetry)
+        limits, workspace = self.limits, self.workspace
+        return AgentTask(
+            text,
+            workspace,
+            self.adapter,
+            limits.seconds,
+            limits.tokens,
+            limits.cost_usd,
+            self.policies,
+            self.sections,
+            telemetry,
+        )
 
 
 @contextmanager
@@ -104,8 +117,15 @@ def open_run(
         with reserve_stdout(limits.sections):
             sections = sections_of(limits.sections, directory)
         if adapter is not None:
+            check_cost(adapter, limits)
             adapter.max_turns, adapter.max_repeats = limits.turns or MAX_TURNS, limits.repeats
         yield OpenedRun(limits, workspace, policies, sections, adapter)
+
+
+def check_cost(adapter: LoopAdapter, limits: RunLimits) -> None:
+    """Raise click.UsageError if the cost is limited, and the cost of the model's turns is unknown."""
+    if limits.cost_usd is not None and isinstance(adapter, SdkAdapter) and (why := adapter.why_no_cost()) is not None:
+        raise click.UsageError(f"--max-cost can limit nothing: {why}. --max-tokens limits any model that counts tokens")
 
 
 def resolve_rules(

@@ -27,7 +27,7 @@ from markupsafe import Markup, escape
 from ringfence import serde
 from ringfence.adapters.model import ModelTurn
 from ringfence.escapes import display_path, escape_path
-from ringfence.limits import utc_now
+from ringfence.limits import dollars, utc_now
 from ringfence.participants import Change, FileVersion
 from ringfence.receipts import PolicyVerdict, Receipt
 from ringfence.session.events import RejectedToolParams
@@ -277,9 +277,16 @@ def _facts(about: RunDescription, outcome: RunOutcome) -> Iterator[tuple[str, st
     yield "Began" if stats.parts == 1 else "Resumed", _utc(about.started_at)
     yield "Ended", f"{_utc(about.ended_at)}, after {_seconds(stats.seconds)} of work"
     yield "Came to", one_line(stats.describe(), 300)
-    counts = (("in", usage.input_tokens), ("of them cached", usage.cached_tokens), ("out", usage.output_tokens))
+    counts = (
+        ("in", usage.input_tokens),
+        ("of them cached", usage.cached_tokens),
+        ("to the cache", usage.cache_write_tokens),
+        ("out", usage.output_tokens),
+    )
     if tokens := [f"{count:,} {word}" for word, count in counts if count is not None]:
         yield "Tokens", ", ".join(tokens)
+    if usage.cost_usd is not None:
+        yield "Cost", dollars(usage.cost_usd)
 
 
 @cache

@@ -11,15 +11,12 @@ import click
 
 from ringfence_tools.runs.place import Place
 
-LEAST = 1
-"""The lowest value of every limit."""
-
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
     """The terms of a run. ``policies``, ``sections`` and ``asks`` are SPECs.
 
-    None is no limit; a limit below 1 is used up.
+    None is no limit. A limit below 1 is used up, and one of the cost that is not above 0.
     """
 
     policies: tuple[str, ...] = ()
@@ -31,6 +28,7 @@ class RunLimits:
     asks: tuple[str, ...] = ()
     ask_seconds: float | None = None
     repeats: int | None = None
+    cost_usd: float | None = None
 
     def describe(self) -> str:
         """Return the terms as options of the command line."""
@@ -41,23 +39,26 @@ class RunLimits:
         options += [f"--ask-timeout {self.ask_seconds:.0f}s"] if self.ask_seconds is not None else []
         options += [f"--deadline {self.seconds:.0f}s"] if self.seconds is not None else []
         options += [f"--max-tokens {self.tokens}"] if self.tokens is not None else []
+        options += [f"--max-cost {self.cost_usd:g}"] if self.cost_usd is not None else []
         options += [f"--max-turns {self.turns}"] if self.turns is not None else []
         options += [f"--max-repeats {self.repeats}"] if self.repeats is not None else []
         return " ".join(options)
 
-    def less(self, seconds: float, tokens: int, turns: int) -> RunLimits:
+    def less(self, seconds: float, tokens: int, cost_usd: float, turns: int) -> RunLimits:
         """Return the limits less the amounts that were used."""
         return replace(
             self,
             seconds=None if self.seconds is None else self.seconds - seconds,
             tokens=None if self.tokens is None else self.tokens - tokens,
+            cost_usd=None if self.cost_usd is None else self.cost_usd - cost_usd,
             turns=None if self.turns is None else self.turns - turns,
         )
 
     def used_up(self) -> list[str]:
         """Return the options of the limits that are used up."""
         limits = (("--deadline TIME", self.seconds), ("--max-tokens N", self.tokens), ("--max-turns N", self.turns))
-        return [option for option, remaining in limits if remaining is not None and remaining < LEAST]
+        found = [option for option, remaining in limits if remaining is not None and remaining < 1]
+        return found + (["--max-cost USD"] if self.cost_usd is not None and self.cost_usd <= 0 else [])
 
     def resumed(self, given: RunLimits) -> RunLimits:
         """Merge the limits that are left with those given now: policies, sections and asks are added, others
@@ -77,6 +78,7 @@ class RunLimits:
             tuple(dict.fromkeys((*self.asks, *given.asks))),
             self.ask_seconds if given.ask_seconds is None else given.ask_seconds,
             self.repeats if given.repeats is None else given.repeats,
+            self.cost_usd if given.cost_usd is None else given.cost_usd,
         )
         if used_up := limits.used_up():
             raise click.UsageError(

@@ -81,6 +81,7 @@ class AnthropicAdapter(SdkAdapter):
                     raise ValueError("Anthropic needs a key: set the environment variable ANTHROPIC_API_KEY")
                 made = sdk.Anthropic(base_url=base_url, api_key="none")
             client = self._owned = made
+        self._server = str(client.base_url)
         self._api = MessagesApi()
         self._create = client.with_options(max_retries=0).messages.with_raw_response.create
 
@@ -137,7 +138,8 @@ class MessagesApi(ProviderApi):
         counts, usage = _counts(answer.get("usage")), None
         if counts:
             inputs = sum(counts.get(name, 0) for name in INPUT_COUNTS)  # the API counts cached input separately
-            usage = TokenUsage(inputs, counts.get("output_tokens"), counts.get("cache_read_input_tokens"))
+            cached, written = counts.get("cache_read_input_tokens"), counts.get("cache_creation_input_tokens")
+            usage = TokenUsage(inputs, counts.get("output_tokens"), cached, written)
         text = "".join(block["text"] for block in blocks if block["type"] == "text")
         if stopped == "refusal":
             return Turn(text or "it gave no reason", (), usage, ended="refused")

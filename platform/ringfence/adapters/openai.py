@@ -85,6 +85,7 @@ class OpenAIAdapter(SdkAdapter):
                     raise ValueError("OpenAI needs a key: set the environment variable OPENAI_API_KEY") from error
                 self._owned = sdk.OpenAI(base_url=base_url, api_key="none")
         used: openai.OpenAI = (client or self._owned).with_options(max_retries=0)
+        self._server = str(used.base_url)
         self._api = ResponsesApi() if api == "responses" else ChatApi()
         method = used.responses if api == "responses" else used.chat.completions
         self._create = method.with_raw_response.create

@@ -17,6 +17,7 @@ from typing import Any, Self, TypedDict, cast
 from ringfence import serde
 from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.model import Request, ToolCall, ToolChoice, Turn
+from ringfence.adapters.prices import cost_of, why_no_cost
 from ringfence.adapters.retry import ThrottlePolicy, retry
 from ringfence.adapters.strict_schema import strict_schema
 from ringfence.extras import missing
@@ -102,6 +103,8 @@ class SdkAdapter(LoopAdapter):
     """The arguments of every call of ``_create``."""
     _owned: Any = None
     """The client, if the adapter has made it itself."""
+    _server: str
+    """The base URL of the client."""
 
     def __init__(
         self,
@@ -146,7 +149,14 @@ class SdkAdapter(LoopAdapter):
                 raise ValueError(f"it is not JSON: {text[:80]!r}") from None
             return _sendable(api.turn(answer))
 
-        return retry(attempt, request, self._throttle)
+        turn = retry(attempt, request, self._throttle)
+        if turn.usage is None:
+            return turn
+        return replace(turn, usage=replace(turn.usage, cost_usd=cost_of(turn.usage, self.model, self._server)))
+
+    def why_no_cost(self) -> str | None:
+        """Return why the cost of a turn is unknown. None if it is known."""
+        return why_no_cost(self.model, self._server)
 
     def close(self) -> None:
         """Close the client that the adapter has made. A client that was passed in stays open."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -109,8 +110,12 @@ class ScriptedAdapter(LoopAdapter):
         if not isinstance(text, (str, type(None))) or not isinstance(calls, (list, tuple, type(None))):
             raise ValueError(f'{where}: "text" is a string and "tool_calls" a list')
         usage = _mapping(written.get("usage") or {}, f"{where}, usage", set(TokenUsage.__dataclass_fields__))
-        if not all(type(tokens) is int and tokens >= 0 for tokens in usage.values()):
-            raise ValueError(f"{where}, usage: tokens are whole numbers from 0, not {usage!r}")
+        tokens = {name: count for name, count in usage.items() if name != "cost_usd"}
+        if not all(type(count) is int and count >= 0 for count in tokens.values()):
+            raise ValueError(f"{where}, usage: tokens are whole numbers from 0, not {tokens!r}")
+        cost = usage.get("cost_usd", 0)
+        if type(cost) not in (int, float) or not 0 <= cost < math.inf:
+            raise ValueError(f"{where}, usage: cost_usd is a number from 0, not {cost!r}")
         ended = written.get("ended", "whole")
         if ended not in ENDINGS:
             raise ValueError(f'{where}: "ended" is one of {", ".join(ENDINGS)}, not {ended!r}')
