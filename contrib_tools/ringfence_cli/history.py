@@ -330,9 +330,10 @@ def undo(
     """
     if (n is not None) + (step is not None) + run > 1:
         raise click.UsageError("give one of N, for the newest N steps, --step, for one alone, and --run, for a run's")
-    with opened(directory, invocation, changes=True, dry_run=dry_run) as workspace:
+    is_newest = not run and step is None
+    with opened(directory, invocation, changes=True, dry_run=dry_run, refuses_new_steps=is_newest) as workspace:
         sessions, named = None, ""
-        among = "" if run or step is not None else _undos_among(workspace.steps()[-(n or 1) :])
+        among = _undos_among(workspace.steps()[-(n or 1) :]) if is_newest else ""
         if run:
             n, sessions, named = _newest_run(workspace, directory)
         paths = given_paths(directory)
@@ -361,6 +362,14 @@ def _describe_nothing(error: NothingToUndoError, steps: Sequence[Step]) -> str:
         if any(path == given or path.startswith(f"{given}/") for path in step.paths for given in error.paths):
             return f"{error}; step {step.number} ({one_line(step.tool, 64)}) did: --step {step.number}"
     return f"{error}, and so did all other steps"
+
+
+def _describe_new(step: Step) -> str:
+    """Say that a step was made that a person cannot have meant."""
+    whose = one_line(": ".join(filter(None, (step.tool, step.title))), 100)
+    by = f" of {step.client}" if step.client else ""
+    again = f"again it undoes that, and --step {step.number} that alone"
+    return f"nothing was undone: step {step.number} ({whose}{by}) was made while this waited. {again}"
 
 
 def _undos_among(steps: Sequence[Step]) -> str:
@@ -495,13 +504,16 @@ def gc(invocation: Invocation, directory: Path, keep: int) -> int:
 
 
 @contextmanager
-def opened(directory: Path, invocation: Invocation, *, changes: bool, dry_run: bool = False) -> Generator[Workspace]:
+def opened(
+    directory: Path, invocation: Invocation, *, changes: bool, dry_run: bool = False, refuses_new_steps: bool = False
+) -> Generator[Workspace]:
     """Open the workspace; one that is changed is locked, recovered and scanned.
 
-    A dry run does not recover: the changes of a killed call have to be rolled back first.
+    A dry run does not recover: the changes of a killed call have to be rolled back first. ``refuses_new_steps``: the
+    block is about the newest steps, as they were before this waited for a guard.
 
     Raises:
-        click.ClickException: there is no such step, or a call was killed and this is a dry run.
+        click.ClickException: there is no such step, a call was killed and this is a dry run, or a new step is refused.
         click.Abort: it was interrupted.
         RingfenceError, OSError: it cannot be opened, or what the block does fails.
     """
@@ -528,9 +540,12 @@ def opened(directory: Path, invocation: Invocation, *, changes: bool, dry_run: b
                         errors.say(f"ringfence: {warning}")
                     yield workspace
                     return
+                newest = max((step.number for step in workspace.steps()), default=0) if refuses_new_steps else None
             with recording() as progress:
                 workspace = Workspace.open(directory, progress=progress)
             with workspace:
+                if newest is not None and (new := [step for step in workspace.steps() if step.number > newest]):
+                    raise click.ClickException(_describe_new(new[-1]))
                 if workspace.recovered is not None:
                     errors.say(describe_recovery(workspace.recovered, directory))
                 before = workspace.newest

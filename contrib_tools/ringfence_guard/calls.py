@@ -233,12 +233,14 @@ class GuardedCalls:
         Return what was done, in words.
 
         Raises:
-            LookupError: there are not so many steps, or they changed nothing at these paths.
+            LookupError: there are not so many steps, they changed nothing at these paths, or one was made meanwhile.
             WorkspaceLockedError: a call goes on, whose changes an undo would take for somebody else's.
         """
         with self._turn:
+            asked = self._step_undo.newest_step()
             if busy := self._busy(self._verdict_seconds):
                 raise WorkspaceLockedError(self._workspace.root, busy)
+            self._step_undo.check_newest(asked)
             return self._step_undo.undo(self._step_undo.newest(n, by), paths)
 
     def _take(self, event: HookEvent, patience: float) -> HookAnswer:

@@ -52,6 +52,17 @@ class StepUndo:
             raise LookupError(f"{len(left)} steps of agents are left to undo, and {n} were to be undone")
         return left[:n]
 
+    def newest_step(self) -> int:
+        """The number of the newest step of an agent; 0 where there is none."""
+        return max((one.step or 0 for one in self._log.read() if one.kind == "kept"), default=0)
+
+    def check_newest(self, asked: int) -> None:
+        """Raise LookupError if an agent has made a step since a person asked, who cannot have meant that."""
+        made = [one for one in self._log.read() if one.kind == "kept" and (one.step or 0) > asked]
+        if made:
+            what = f"step {made[-1].step} ({made[-1].agent} {made[-1].tool}: {made[-1].arguments})"
+            raise LookupError(f"nothing was undone: {what} was made while this waited. Again, it undoes that")
+
     def undo(self, calls: Sequence[GuardedCallRecord], paths: Collection[str] | None = None) -> str:
         """Undo the steps of these calls; with ``paths`` only what they changed there. The agents are told.
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import subprocess
+import sys
 from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 from command_line import ringfence_text
 from store_bytes import store_bytes
 
-from ringfence_guard import guard_directory
+from ringfence_guard import guard_directory, open_guarded
 
 FILES = {
     "claude": (".claude/settings.local.json", ".claude/settings.json"),
@@ -233,6 +236,31 @@ def test_commands_work_beside_a_guard_from_below_and_without_one(guard: Guard, r
     assert "1.txt" in guard("log", "--directory", str(root / "below"))
     assert "3.txt" in guard("undo", "--directory", str(root / "below"))
     assert not (root / "3.txt").exists()
+
+
+def test_an_undo_that_waits_for_a_call_does_not_take_its_step_unsaid(guard: Guard, root: Path) -> None:
+    guard("install", "claude")
+    bash(root, "echo 1 > 1.txt")
+    guard("stop")
+    with open_guarded(str(root)) as workspace, socket.socket(socket.AF_UNIX) as holder, ExitStack() as stack:
+        holder.bind(str(guard_directory(root) / "socket"))
+        stack.callback((guard_directory(root) / "socket").unlink)
+        holder.listen()
+        words = [sys.executable, "-m", "ringfence_cli", "undo"]
+        undo = stack.enter_context(subprocess.Popen(words, cwd=root, stderr=subprocess.PIPE, text=True))
+        asked, _ = holder.accept()
+        mark = workspace.begin_look()
+        (root / "2.txt").write_text("2")
+        workspace.adopt(mark, tool="Bash", client="claude", title="echo 2 > 2.txt")
+        workspace.close()
+        asked.sendall(b'{"released": true}\n')
+        _, said = undo.communicate(timeout=60)
+        asked.close()
+    assert undo.returncode == 1
+    assert "nothing was undone: step 2 (Bash: echo 2 > 2.txt of claude)" in said
+    assert (root / "2.txt").exists()
+    assert ringfence_text("undo", cwd=root).returncode == 0
+    assert sorted(path.name for path in root.glob("[0-9].txt")) == ["1.txt"]
 
 
 def test_one_undo_after_another_goes_back_step_by_step_and_past_the_steps_of_others(guard: Guard, root: Path) -> None:
