@@ -24,7 +24,7 @@ from ringfence_guard.background_commands import BackgroundCommands
 from ringfence_guard.events import HookEvent
 from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
 from ringfence_guard.judging import FailedCommandPolicy
-from ringfence_guard.kept_calls import CallGroup, KeptCalls, OpenCall, SessionKey
+from ringfence_guard.kept_calls import CallGroup, KeptCalls, KeptCallsFile, OpenCall, SessionKey
 from ringfence_guard.own_files import OwnFilesPolicy
 from ringfence_guard.settings import GuardSettings
 from ringfence_guard.step_undo import StepUndo
@@ -74,8 +74,8 @@ class GuardedCalls:
         self._overlap_seconds, self._verdict_seconds = overlap_seconds, verdict_seconds
         self._kept_steps = kept_steps
         self._turn = threading.Condition()
-        self._state = state
-        kept = KeptCalls() if state is None else KeptCalls.load(state)
+        self._state = None if state is None else KeptCallsFile(state)
+        kept = KeptCalls() if self._state is None else self._state.load()
         restored = {call.mark for call in (*kept.files, *kept.open, *kept.ended)}
         self._goes_on = bool(restored)
         """Whether what the opening finds changed may be of calls that an earlier guard saw begin."""
@@ -188,7 +188,7 @@ class GuardedCalls:
     def _save(self) -> None:
         if self._state is not None:
             group = self._group or CallGroup("")
-            KeptCalls(
+            kept = KeptCalls(
                 self._file_calls,
                 group.mark,
                 group.open,
@@ -198,7 +198,8 @@ class GuardedCalls:
                 self._background.detached,
                 self._pending,
                 self._processes,
-            ).save(self._state)
+            )
+            self._state.save(kept)
 
     def end_session(self, agent: str, session_id: str) -> None:
         """Settle all calls of a session whose agent is gone. Raises as `handle`."""

@@ -1,18 +1,25 @@
-"""What a guard knows of calls that have not ended, kept in a file: after a kill the next guard goes on with it."""
+"""What a guard knows of calls that have not ended, kept in a file: after a kill the next guard goes on with it.
+
+Each state is a line, and the last whole line holds. A new file in the place of an old one waits for the disk on some
+filesystems, which takes longer than all else that a guard does in an event.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from time import time
 from typing import Any, TypeAlias, cast
 
 from ringfence_guard.events import HookEvent
 
-FILE = "open.json"
+FILE = "open.jsonl"
+MOST_BYTES = 1 << 20
+"""How long the file gets before a new one is begun."""
 SessionKey: TypeAlias = "tuple[str, str]"
 """The agent and its session."""
 
@@ -31,7 +38,7 @@ class OpenCall:
     began: float = field(default_factory=time)
 
     def to_json(self) -> dict[str, Any]:
-        event = asdict(replace(self.event, result=None))
+        event = {one.name: getattr(self.event, one.name) for one in fields(HookEvent) if one.name != "result"}
         return {"event": event, "mark": self.mark, "paths": self.paths, "verdict": self.verdict, "began": self.began}
 
     @staticmethod
@@ -73,8 +80,7 @@ class KeptCalls:
     processes: dict[SessionKey, tuple[int, int]] = field(default_factory=dict[SessionKey, tuple[int, int]])
     """The process of each agent, and when it started: after a reboot another one may have its number."""
 
-    def save(self, directory: Path) -> None:
-        """Raises OSError."""
+    def to_line(self) -> bytes:
         held = {
             "files": [call.to_json() for call in self.files],
             "mark": self.mark,
@@ -83,24 +89,57 @@ class KeptCalls:
             "failed": self.failed,
             **{name: [[*key, value] for key, value in getattr(self, name).items()] for name in _BY_SESSION},
         }
-        new = directory / f"{FILE}.new"
-        new.write_text(json.dumps(held))
-        new.replace(directory / FILE)
+        return json.dumps(held).encode() + b"\n"
 
     @staticmethod
-    def load(directory: Path) -> KeptCalls:
-        """Return what was saved. What cannot be read is nothing: then the changes are somebody else's."""
-        found = KeptCalls()
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            held: Mapping[str, Any] = json.loads((directory / FILE).read_text())
-            calls = {name: [OpenCall.of_json(one) for one in held[name]] for name in ("files", "open", "ended")}
-            by_session = {
-                name: {(str(agent), str(session)): value for agent, session, value in cast("Sequence[Any]", held[name])}
-                for name in _BY_SESSION
-            }
-            by_session["processes"] = {key: (int(one), int(at)) for key, (one, at) in by_session["processes"].items()}
-            found = KeptCalls(mark=str(held["mark"]), failed=held["failed"], **calls, **cast("Any", by_session))
-        return found
+    def of_line(line: bytes) -> KeptCalls:
+        """Raises ValueError, TypeError and KeyError for a line that is not whole."""
+        held: Mapping[str, Any] = json.loads(line)
+        calls = {name: [OpenCall.of_json(one) for one in held[name]] for name in ("files", "open", "ended")}
+        by_session = {
+            name: {(str(agent), str(session)): value for agent, session, value in cast("Sequence[Any]", held[name])}
+            for name in _BY_SESSION
+        }
+        by_session["processes"] = {key: (int(one), int(at)) for key, (one, at) in by_session["processes"].items()}
+        return KeptCalls(mark=str(held["mark"]), failed=held["failed"], **calls, **cast("Any", by_session))
+
+
+class KeptCallsFile:
+    """The file of one guard in a directory. There is one guard of it at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self._last = b""
+        self._bytes = MOST_BYTES
+        """How long the file is; a guard begins a new one, since the last line may be cut."""
+
+    def load(self) -> KeptCalls:
+        """Return what was saved last. What cannot be read is nothing: then the changes are somebody else's."""
+        with suppress(OSError):
+            for line in reversed(self._path.read_bytes().splitlines()):
+                with suppress(ValueError, TypeError, KeyError):
+                    return KeptCalls.of_line(line)
+        return KeptCalls()
+
+    def save(self, kept: KeptCalls) -> None:
+        """Write a state that is another one than the last. Raises OSError."""
+        line = kept.to_line()
+        if line == self._last:
+            return
+        is_new = self._bytes + len(line) > MOST_BYTES
+        path = self._path.with_suffix(".new") if is_new else self._path
+        self._bytes = (0 if is_new else self._bytes) + len(line)
+        self._last = line
+        try:
+            with open(
+                os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if is_new else os.O_APPEND), 0o600), "wb"
+            ) as file:
+                file.write(line)
+            if is_new:
+                path.replace(self._path)
+        except OSError:
+            self._last, self._bytes = b"", MOST_BYTES  # a line may be cut
+            raise
 
 
 _BY_SESSION = ("loose", "detached", "pending", "processes")

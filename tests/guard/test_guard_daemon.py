@@ -236,8 +236,8 @@ def test_a_killed_guards_session_lasts_while_its_very_process_does(root: Path, h
     os.kill(process, signal.SIGKILL)
     while Path(f"/proc/{process}/cmdline").exists() and Path(f"/proc/{process}/cmdline").read_bytes():
         time.sleep(0.01)
-    kept = guard_directory(root) / "open.json"
-    held = json.loads(kept.read_text())
+    kept = guard_directory(root) / "open.jsonl"
+    held = json.loads(kept.read_text().splitlines()[-1])
     [[agent, session, [number, started]]] = held["processes"]
     assert (agent, session, number) == ("claude", "s", os.getpid())
     if is_another:  # as after a reboot

@@ -598,9 +598,9 @@ def test_a_call_that_ended_when_its_guard_was_killed_is_not_adopted_again(
     agent = Agent(root, started())
     call = agent.begin("Bash", command="x")
     agent.sh("echo 1 > a.txt")
-    before = (tmp_path / "open.json").read_text()
+    before = (tmp_path / "open.jsonl").read_text()
     agent.end(call)
-    (tmp_path / "open.json").write_text(before)
+    (tmp_path / "open.jsonl").write_text(before)
     agent.calls = started()
     assert agent.end(call) == HookAnswer()
     assert steps(workspace) == [("Bash", ("a.txt",))]
@@ -610,7 +610,7 @@ def test_a_call_that_ended_when_its_guard_was_killed_is_not_adopted_again(
 def test_a_torn_file_of_open_calls_is_as_none(
     root: Path, tmp_path: Path, workspace: Workspace, log: GuardLog, text: str
 ) -> None:
-    (tmp_path / "open.json").write_text(text)
+    (tmp_path / "open.jsonl").write_text(text)
     agent = Agent(root, GuardedCalls(root, log, open_workspace=lambda: workspace, state=tmp_path))
     assert agent.bash("echo 1 > a.txt") == HookAnswer()
     assert steps(workspace) == [("Bash", ("a.txt",))]
