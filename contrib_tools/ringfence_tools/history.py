@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 from ringfence.errors import SectionPath, SectionVisibility, ToolValidationError
 from ringfence.escapes import display_path
 from ringfence.prompt.section import Section
+from ringfence.resources import Binding, ResourceRegistry
 from ringfence.runtime.context import ToolContext
 from ringfence.runtime.tool import Tool
 from ringfence.session.session import Session
 from ringfence.session.tool_result import ToolResult
 from ringfence_sandbox import LogEntry, Reversal, ReversalOutcome, Workspace
+from ringfence_tools.candidates import INTRODUCTION as INTRODUCTION_TO_CANDIDATES
+from ringfence_tools.candidates import Candidates, ask_workspace
 from ringfence_tools.handlers import MAX_LISTED, Unrendered, answer_room
 from ringfence_tools.printable import one_line, plural
 
@@ -160,12 +163,16 @@ class HistoryToolsSection(Section[None]):
         workspace: Callable[[], AbstractContextManager[Workspace]],
         read_only: bool = False,
         shared_session: bool = False,
+        candidates: bool = False,
         accepts_overrides: bool = False,
     ) -> None:
         """``workspace`` opens the workspace for one call; FileNotFoundError where it has no history yet. A read-only
-        section only looks. With ``shared_session``, nobody has steps of its own, and `undo` has to name one."""
+        section only looks. With ``shared_session``, nobody has steps of its own, and `undo` has to name one. With
+        ``candidates`` there are tools to fork the workspace, and to promote and discard a fork. A
+        `DelegationSection` that has ``candidates``, too, has a child work in one."""
         self.session = session
         self._workspace = workspace
+        self._candidates = Candidates(workspace) if candidates and not read_only else None
         self._shared_session = shared_session
         descriptions: dict[Callable[..., ToolResult[Any]], str] = {
             self.history: "List the newest steps: what tool calls and others changed.",
@@ -174,13 +181,28 @@ class HistoryToolsSection(Section[None]):
             self.restore: "Bring all files back to what they were after a step. Can be undone.",
             self.checkpoint: "Name the files as they are now, to restore them later.",
         }
+        external_effects: dict[Callable[..., ToolResult[Any]], str] = {}
+        if self._candidates is not None:
+            forks = self._candidates
+            descriptions |= {
+                forks.fork_workspace: "Make a candidate: a fork of all files, in which something can be tried.",
+                forks.promote: "Make the changes of a candidate here, too. Can be undone.",
+                forks.discard: "Delete a candidate that you made: its files and its history.",
+            }
+            external_effects[forks.discard] = "it deletes the files of the candidate"
         changes_nothing = (self.history, self.diff)
         super().__init__(
             title="History",
             key="history.tools",
             tools=[
                 Tool(
-                    handler.__name__, description, handler, (), accepts_overrides, read_only=handler in changes_nothing
+                    handler.__name__,
+                    description,
+                    handler,
+                    (),
+                    accepts_overrides,
+                    read_only=handler in changes_nothing,
+                    external_effects=external_effects.get(handler, ""),
                 )
                 for handler, description in descriptions.items()
                 if handler in changes_nothing or not read_only
@@ -191,7 +213,12 @@ class HistoryToolsSection(Section[None]):
     def render_body(
         self, params: None, *, visibility: SectionVisibility, path: SectionPath, session: Session | None
     ) -> str:
-        return INTRODUCTION
+        return INTRODUCTION if self._candidates is None else f"{INTRODUCTION}\n\n{INTRODUCTION_TO_CANDIDATES}"
+
+    def resources(self) -> ResourceRegistry:
+        if self._candidates is None:
+            return ResourceRegistry()
+        return ResourceRegistry.of(Binding.instance(Candidates, self._candidates))
 
     def history(self, params: ShowHistory, *, context: ToolContext) -> ToolResult[HistoryEntries]:
         looked, entries = self._ask(
@@ -236,14 +263,7 @@ class HistoryToolsSection(Section[None]):
         return ToolResult.ok(Named(named.name, named.number), message)
 
     def _ask(self, question: Callable[[Workspace], AnswerT]) -> AnswerT:
-        """Ask the history. Raises ToolValidationError if it refuses. A KeyError or IndexError is a bug and passes."""
-        try:
-            with self._workspace() as workspace:
-                return question(workspace)
-        except (KeyError, IndexError):
-            raise
-        except (LookupError, ValueError, FileNotFoundError) as error:
-            raise ToolValidationError(str(error)) from None
+        return ask_workspace(self._workspace, question)
 
 
 def _look(workspace: Workspace) -> str:

@@ -13,7 +13,8 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -242,6 +243,16 @@ CURRENT_CALL: ContextVar[CallInfo | None] = ContextVar("ringfence_current_call",
 
 current_call = CURRENT_CALL.get
 set_current_call = CURRENT_CALL.set
+
+
+@contextmanager
+def outside_of_calls() -> Generator[None]:
+    """In this block no call is current: a transaction that begins in it is part of none."""
+    token = CURRENT_CALL.set(None)
+    try:
+        yield
+    finally:
+        CURRENT_CALL.reset(token)
 
 
 class CallLock:

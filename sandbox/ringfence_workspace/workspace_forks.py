@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from ringfence.participants import Change, Step
+from ringfence.participants import Change, Step, outside_of_calls
 from ringfence_workspace.forks.fork_git import CANDIDATES, PACK_SUFFIXES, GitChanges, git_changes
 from ringfence_workspace.forks.fork_making import ForkSource, check_room, discard, drop_gone, make_fork
 from ringfence_workspace.forks.fork_records import Fork, fork_named, forks_of, own_fork, save_fork
@@ -123,7 +123,8 @@ class WorkspaceForks(WorkspaceHistory):
         fork = own._as_fork()
         if fork.source_store != self._place:
             raise ValueError(f"{own.root} is no fork of {self.root}, but of {fork.source}")
-        own.look()
+        with outside_of_calls():  # the call that promotes is one of this workspace
+            own.look()
         with self._alone("promote") as (transaction, history), own._looking_alone():
             found = ForkChanges(fork, own._store, self._store, self.filesystem.hides)
             planner = Planner(self._store, self._tip(), history.names)

@@ -198,7 +198,9 @@ def test_the_tools_that_the_pages_name_are_those_that_there_are_with_their_argum
     sections = (
         VfsToolsSection(session=session),
         PlanningToolsSection(session=session),
-        HistoryToolsSection(session=session, workspace=lambda: Workspace.open("nowhere", read_only=True)),
+        HistoryToolsSection(
+            session=session, workspace=lambda: Workspace.open("nowhere", read_only=True), candidates=True
+        ),
     )
     with PodmanSandboxSection(session=session, root=tmp_path) as shell:
         tools = [tool for section in (*sections, shell) for tool in section.tools()]
