@@ -45,7 +45,9 @@ class DoorCalls:
         policies: Sequence[BasePolicy] = (),
         rollback_on_error: bool = False,
         leave_running: bool = False,
+        run: Callable[..., CommandResult] | None = None,
     ) -> None:
+        """``run`` runs commands as `Workspace.run` does, elsewhere: in a container over the same files, say."""
         self.workspace = workspace
         self.files = workspace.filesystem
         self.receipts: deque[Receipt] = deque(maxlen=MOST_RECEIPTS)
@@ -53,6 +55,7 @@ class DoorCalls:
         self._policies = tuple(policies)
         self._rollback_on_error = rollback_on_error
         self._leave_running = leave_running
+        self._run = run or workspace.run
         self._turn = threading.Lock()
 
     @property
@@ -88,7 +91,7 @@ class DoorCalls:
     ) -> CommandResult:
         """Run a command: text is for the shell. Raises CallDeniedError where a policy denied it or its changes."""
         with self._alone(cancellation):
-            result = self.workspace.run(
+            result = self._run(
                 command,
                 cwd=cwd,
                 env=env,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,18 @@ SUITES = [
     DoorSuite("langchain", passes=14),
     DoorSuite("pytest", passes=6),
     DoorSuite("mini-swe-agent", passes=14),
+    DoorSuite("inspect-ai", passes=42),
 ]
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("age", ["oldest", "newest"])
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
-def test_a_door_passes_the_suite_of_its_framework(suite: DoorSuite, age: Age, tmp_path: Path) -> None:
+def test_a_door_passes_the_suite_of_its_framework(
+    suite: DoorSuite, age: Age, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     summary = run_suite(make_environment(suite, age), suite, tmp_path / "suite")
+    record_property("summary", summary)  # for `--junit-xml`
     passed = re.search(r"(\d+) passed", summary)
     assert passed is not None, summary
     assert int(passed[1]) >= suite.passes, summary
