@@ -76,6 +76,7 @@ def _refuse_others(options: RunCommand) -> None:
         ("--patch", options.patch is not None),
         ("--receipts", options.receipts is not None),
         ("--report", options.report is not None),
+        ("--view", options.view),
         ("--ask", bool(options.asks)),
         ("--fail-if-unchanged", options.fail_if_unchanged),
     )

@@ -25,7 +25,9 @@ from ringfence_cli.options import (
     RECEIPTS,
     SECTION,
     THIS_DIRECTORY,
+    VIEW,
     WITH_IGNORED,
+    WRITE,
     CandidateOptions,
     Commands,
     Invocation,
@@ -137,6 +139,8 @@ def ringfence() -> None:
     metavar="FILE",
     help="Write a page of HTML that tells of the run, however it ends.",
 )
+@VIEW
+@WRITE
 @click.option("--deadline", callback=seconds, metavar="TIME", help="Stop after this time: 90s, 10m, 2h.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Stop when the model has used more.")
 @click.option("--max-cost", callback=usd, metavar="USD", help="Stop when the model has cost more: 0.50, 20.")

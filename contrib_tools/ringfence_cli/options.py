@@ -300,6 +300,10 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, expose_value=False, he
 RECEIPTS = click.option(
     "--receipts", type=click.Path(path_type=Path), metavar="FILE", help="Append a line of JSON for every tool call."
 )
+VIEW = click.option(
+    "--view", is_flag=True, help="Serve a page on this machine that follows the work; its address is printed."
+)
+WRITE = click.option("--write", is_flag=True, help="With --view: let the page undo, restore and reject what it shows.")
 SECTION = click.option(
     "--section",
     "sections",

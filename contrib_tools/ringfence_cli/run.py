@@ -25,6 +25,7 @@ from ringfence.limits import utc_now
 from ringfence.secrets import Secrets
 from ringfence.session.session import Session
 from ringfence_cli.options import Invocation, hidden_of, place_of
+from ringfence_cli.page_process import check_view, page_of_run
 from ringfence_cli.resume import Interrupted, RunRecord, is_interrupted, run_to_resume
 from ringfence_cli.task_log import record_task
 from ringfence_tools.printable import (
@@ -91,6 +92,8 @@ class RunCommand:
     patch: Path | None
     receipts: Path | None
     report: Path | None
+    view: bool
+    write: bool
     deadline: float | None
     max_tokens: int | None
     max_cost: float | None
@@ -186,7 +189,14 @@ def run_task(options: RunCommand, invocation: Invocation) -> int:
             "--apply and --no-apply are for --workspace memory: on disk the files change as the agent works, and "
             "`ringfence undo` reverses that"
         )
-    signals, errors = invocation.signals, ErrorStream()
+    check_view(options.view, options.write)
+    errors = ErrorStream()
+    with ExitStack() as pages:  # they outlive the run, whose workspace is then free
+        return _run(options, invocation, errors, pages).exit_code
+
+
+def _run(options: RunCommand, invocation: Invocation, errors: ErrorStream, pages: ExitStack) -> RunOutcome:
+    signals = invocation.signals
     with ExitStack() as stack:
         telemetry = telemetry_of(errors, stack)
         try:
@@ -203,11 +213,22 @@ def run_task(options: RunCommand, invocation: Invocation) -> int:
         if not options.quiet:
             _announce(run, errors)
         watchers: list[RunWatcher] = [one for one in (run.receipts, run.report) if one is not None]
+        if options.view:
+            has_history = run.task.workspace.history is not None
+            watchers += page_of_run(
+                errors,
+                signals,
+                options.directory,
+                run.receipts,
+                pages,
+                has_history=has_history,
+                can_write=options.write and has_history,
+            )
         with reserve_stdout(run.task.sections):
             shown = None if options.quiet else errors
             outcome = run_watched(run.task, signals, watchers, shown, run.record, run.terminal)
         _finish(run, outcome, errors, invocation)
-    return outcome.exit_code
+    return outcome
 
 
 def _open(options: RunCommand, errors: ErrorStream, stack: ExitStack) -> Run:

@@ -76,10 +76,13 @@ class StepDifference:
 class CallSource:
     """The calls of a workspace, of a file of receipts, or of both. Any thread may use it."""
 
-    def __init__(self, directory: Path | None, receipts: Path | None) -> None:
-        """Raises FileNotFoundError, OSError, ValueError: what it is about cannot be read."""
+    def __init__(self, directory: Path | None, receipts: Path | None, title: str = "") -> None:
+        """``title`` is by default the path of either.
+
+        Raises FileNotFoundError, OSError, ValueError: what it is about cannot be read.
+        """
         self.directory = directory
-        self.title = one_line(escape_path(str(directory or receipts)), 200)
+        self.title = one_line(escape_path(title or str(directory or receipts)), 200)
         self.notes: Sequence[str] = ()
         self._lock = RLock()
         self._secrets = Secrets()

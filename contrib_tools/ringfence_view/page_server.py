@@ -1,0 +1,44 @@
+"""The page of a run or a batch, served by a process beside the command that works. It ends with that command."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio import to_thread
+
+from ringfence_view.app import serve_view, view_app
+from ringfence_view.sources import CallSource
+
+
+def main() -> None:
+    """Serve until standard input ends. Its first line is a request of `ringfence_cli.page_process`."""
+    request: Mapping[str, Any] = json.loads(sys.stdin.buffer.readline())
+    with socket.socket(fileno=int(request["listening"])) as listening:
+        calls = CallSource(_path(request["directory"]), _path(request["receipts"]), str(request["title"]))
+        host, port = listening.getsockname()
+        app = view_app(calls, str(request["token"]), f"{host}:{port}", can_write=bool(request["can_write"]))
+        anyio.run(_serve, app, listening)
+    os._exit(0)  # a thread may still read standard input
+
+
+async def _serve(app: Any, listening: socket.socket) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(serve_view, app, listening)
+        while await to_thread.run_sync(sys.stdin.buffer.readline, abandon_on_cancel=True):
+            pass
+        group.cancel_scope.cancel()
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+if __name__ == "__main__":
+    main()
