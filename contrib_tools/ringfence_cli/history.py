@@ -526,14 +526,7 @@ def opened(
     try:
         with invocation.signals.let_through():
             with Workspace.open(directory, read_only=True) as workspace:
-                killed = None
-                if (call := workspace.unfinished) is not None and not call.is_running:
-                    killed = (
-                        f"the tool call {call.call_id} ({call.tool}) was killed, and what it had done is still there: "
-                        f"`ringfence recover {_quoted(directory)}`, or whatever changes the workspace next, takes it "
-                        "back"
-                    )
-                if killed and dry_run:
+                if (killed := _describe_killed(workspace, directory)) and dry_run:
                     raise click.ClickException(killed)
                 if not changes:
                     for warning in filter(None, (killed, workspace.damage)):
@@ -558,6 +551,16 @@ def opened(
         raise NotStartedError(str(error)) from None
     except StateDirectoryError as error:
         raise click.ClickException(describe_error(error)) from None
+
+
+def _describe_killed(workspace: Workspace, directory: Path) -> str | None:
+    call = workspace.unfinished
+    if call is None or call.is_running:
+        return None
+    return (
+        f"the tool call {call.call_id} ({call.tool}) was killed, and what it had done is still there: "
+        f"`ringfence recover {_quoted(directory)}`, or whatever changes the workspace next, takes it back"
+    )
 
 
 @contextmanager

@@ -311,14 +311,14 @@ class _Evaluation(Generic[OutputT]):
                 logger.warning("%s reports no token counts: the limit of tokens holds nothing back", who)
         self.session.notify(ModelTurn(self.name, number, turn))
         self.check_budget()  # after the event with the turn's cost
-        if (
-            self.tracker is not None
-            and self.tracker.limits_cost
-            and (turn.usage is None or turn.usage.cost_usd is None)
-        ):
+        self.check_cost_is_known(turn)
+        return turn
+
+    def check_cost_is_known(self, turn: Turn) -> None:
+        is_known = turn.usage is not None and turn.usage.cost_usd is not None
+        if self.tracker is not None and self.tracker.limits_cost and not is_known:
             who = self.model or self.provider
             raise self.failure(f"the cost is limited, and nobody knows what a turn of {who} costs", "budget")
-        return turn
 
     def request_turn(self, number: int) -> Turn:
         output, choice = self.rendered.structured_output, self.adapter.tool_choice

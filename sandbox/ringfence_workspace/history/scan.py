@@ -351,13 +351,7 @@ class Scanner:
         prefix, below = f"{path}/" if path else "", list[_Directory]()
         known = self._cache.names(path)
         assert known is not None, "it was looked for among what is known"
-        try:
-            opened = self._files.open_directory(path)
-        except OSError as error:
-            if error.errno in _OURS:
-                raise
-            raise FullScanNeededError from None  # it has gone since it was looked at
-        with closing(opened) as descriptor:
+        with closing(self._open_again(path)) as descriptor:
             for name, now in unsure.names.items():
                 place, old = prefix + name, self._before(unsure.before, name)
                 is_file = now is not None and not stat.S_ISDIR(now.st_mode)
@@ -377,6 +371,14 @@ class Scanner:
                     below.append(_Directory(place, old, stamp_of(now)))
             self._directory_itself(descriptor, path, unsure.before, unsure.status, known.get(""))
         return below
+
+    def _open_again(self, path: str) -> int:
+        try:
+            return self._files.open_directory(path)
+        except OSError as error:
+            if error.errno in _OURS:
+                raise
+            raise FullScanNeededError from None  # it has gone since it was looked at
 
     def _is_known(self, path: str, status: os.stat_result, old: Folder | Entry | None) -> bool:
         """Whether a directory is the one of which the cache knows what is in it."""
