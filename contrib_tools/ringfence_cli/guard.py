@@ -6,12 +6,15 @@ import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import click
 
 from ringfence.escapes import escape_path
 from ringfence.failures import describe_error
+from ringfence_cli.history import DRY_RUN, STAT, step_name
+from ringfence_cli.history import show as show_step
 from ringfence_cli.options import AS_JSON, POLICY, Interruptible, Invocation, PathsCommand, given_paths
 from ringfence_guard import (
     GUARDED_AGENTS,
@@ -23,20 +26,23 @@ from ringfence_guard import (
     ask_guard,
     guard_directory,
     guarded_root,
+    list_paths,
     load_settings,
     open_guarded,
     save_settings,
     stop_guard,
 )
-from ringfence_sandbox import Workspace, store_directory
+from ringfence_sandbox import StepName, store_directory
 from ringfence_tools.client_files import ClientScope
 from ringfence_tools.printable import one_line, plural, printable
 from ringfence_tools.runs.command_errors import NotStartedError
-from ringfence_tools.runs.outputs import put, put_diff, put_line
+from ringfence_tools.runs.outputs import put, put_line
 from ringfence_tools.runs.owner_policies import policies_of
 
 MAX_PATHS = 5
 """The most paths on a line of the log."""
+MAX_ARGUMENTS = 80
+"""The most characters of a tool and its arguments there."""
 
 
 @click.group(cls=Interruptible)
@@ -186,34 +192,61 @@ def log(invocation: Invocation, directory: Path, limit: int) -> None:
 
 
 def _line(record: GuardedCallRecord) -> str:
-    what = f"step {record.step}" if record.step is not None else ""
-    if record.aborted is not None:
-        what = f"aborted/{record.aborted}"
-    paths = ", ".join(escape_path(path) for path in record.paths[:MAX_PATHS])
-    more = f" and {len(record.paths) - MAX_PATHS} more" if len(record.paths) > MAX_PATHS else ""
-    who = f"{record.agent} {record.tool}".strip() if record.tool else ""
-    parts = [record.at, record.kind, what, who, record.arguments, paths + more, record.note]
-    return one_line("  ".join(part for part in parts if part), 400)
+    """Number, time, agent, tool and arguments, paths, and what became of them."""
+    number = "-" if record.step is None else str(record.step)
+    at = datetime.fromisoformat(record.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    who = f"{record.agent}/{record.subagent}" if record.subagent else record.agent
+    what = one_line(f"{record.tool}: {record.arguments}" if record.arguments else record.tool, MAX_ARGUMENTS)
+    git = [path for path in record.paths if ".git" in path.split("/")]
+    named = [path for path in record.paths if path not in git]
+    paths = [list_paths(named, MAX_PATHS)] if named else []
+    paths += [f"{plural(len(git), 'path')} of git"] if git else []
+    if not record.tool:
+        who, what = ("person", "undo") if record.kind == "undone" else ("nobody", "unattributed")
+    cells = (f"{number:>4}", at, printable(who), what, one_line(", ".join(paths), 200), one_line(_outcome(record), 300))
+    return "  ".join(cell for cell in cells if cell)
+
+
+def _outcome(record: GuardedCallRecord) -> str:
+    kept = "" if record.aborted is None else f"kept as aborted/{record.aborted}"
+    match record.kind:
+        case "denied":
+            by = f"denied by the policy {record.policy}: {record.reason}" if record.policy else "denied"
+            return "; ".join(filter(None, (by, record.note, kept)))
+        case "undone":
+            steps = ", ".join(map(str, sorted(record.undoes)))
+            return f"undid step {steps}" if steps else "undid some paths"
+        case "kept" if record.step is None:
+            return "kept, and no step: hidden files are in no history"
+        case "unattributed":
+            return f"kept, {record.note}"
+        case "refused":
+            return f"not run: {record.note}"
+        case _:
+            return f"{record.kind}: {record.note}" if record.note else record.kind
 
 
 @guard.command()
-@click.argument("number", type=click.IntRange(min=0), metavar="N")
+@click.argument("shown", metavar="[N]", callback=step_name, required=False)
 @click.option("--aborted", is_flag=True, help="N is the number of something that was rolled back.")
+@STAT
 @HERE
-def show(number: int, aborted: bool, directory: Path) -> None:
-    """Show the patch of step N."""
+@AS_JSON
+@click.pass_context
+def show(ctx: click.Context, shown: StepName | None, aborted: bool, stat: bool, directory: Path) -> None:
+    """Show the patch of step N, by default the newest, or of what was rolled back as `aborted/N`."""
     with _failures():
-        with Workspace.open(guarded_root(directory), read_only=True) as workspace:
-            found = workspace.aborted_step(number) if aborted else workspace.show(number)
-        put_diff(found.patch)
+        root = guarded_root(directory)
+        ctx.invoke(show_step, directory=root, step=shown, aborted=aborted, stat=stat, with_ignored=True)
 
 
 @guard.command(cls=PathsCommand)
 @click.argument("n", type=click.IntRange(min=1), required=False, metavar="[N]")
 @click.option("--session", is_flag=True, help="All steps of the session that made the newest one.")
 @click.option("--prompt", is_flag=True, help="All steps of the prompt that led to the newest one.")
+@DRY_RUN
 @HERE
-def undo(n: int | None, session: bool, prompt: bool, directory: Path) -> None:
+def undo(n: int | None, session: bool, prompt: bool, dry_run: bool, directory: Path) -> None:
     """Undo the newest N steps, by default one. What was changed later stays.
 
     With `-- PATH...` only what these steps changed at these paths, and below them, is undone.
@@ -223,7 +256,8 @@ def undo(n: int | None, session: bool, prompt: bool, directory: Path) -> None:
     by = "session" if session else "prompt" if prompt else ""
     with _failures():
         root = guarded_root(directory)
-        answer = ask_guard(root, {"kind": "undo", "n": n or 1, "by": by, "paths": given_paths(root)})
+        asked = {"kind": "undo", "n": n or 1, "by": by, "paths": given_paths(root), "dry_run": dry_run}
+        answer = ask_guard(root, asked)
         assert answer is not None
         put_line(answer["text"])
 

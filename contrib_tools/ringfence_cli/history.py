@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shlex
 import sys
 from collections import Counter
@@ -154,7 +155,9 @@ def log(invocation: Invocation, directory: Path, aborted: bool, limit: int | Non
 def show(
     invocation: Invocation, directory: Path, step: StepName | None, aborted: bool, stat: bool, with_ignored: bool
 ) -> int:
-    """Show what a step of DIR changed. STEP is a number or a name, by default the newest."""
+    """Show what a step of DIR changed. STEP is a number, a name or `aborted/N`, by default the newest."""
+    if isinstance(step, str) and re.fullmatch(r"aborted/\d{1,9}", step):
+        step, aborted = int(step.removeprefix("aborted/")), True
     if aborted and isinstance(step, str):
         raise click.UsageError("with --aborted STEP is a number, as `ringfence log --aborted` has it")
     with opened(directory, invocation, changes=False) as workspace:
@@ -183,6 +186,8 @@ def show(
     for path, reason in found.left_out.items():
         lines.append("not in the history: " + one_line(f"{escape_path(path)} ({reason})", 200))
     lines += [f"not in the patch: {line}" for line in unpatchable_changes(found.changes)]
+    if git := [path for path in found.step.paths if _git_place(path) is not None and path not in found.left_out]:
+        lines.append(f"not in the patch: {plural(len(git), 'path')} of {GIT_DATA}")
     lines += [ignored_line(len(found.ignored))] if found.ignored else []
     lines += ["", *(stat_lines(found.patch) if stat else ())]
     put("".join(f"{printable(line)}\n" for line in lines).encode())

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ringfence_guard.installation import HookInstallation
     from ringfence_guard.own_files import OwnFilesPolicy
     from ringfence_guard.settings import GuardSettings, client_path, guard_directory, load_settings, save_settings
+    from ringfence_guard.wording import list_paths
 
 __all__ = [
     "GUARDED_AGENTS",
@@ -37,6 +38,7 @@ __all__ = [
     "format_answer",
     "guard_directory",
     "guarded_root",
+    "list_paths",
     "load_settings",
     "open_guarded",
     "parse_event",
@@ -67,6 +69,7 @@ _MODULES = {
     "format_answer": "answers",
     "guard_directory": "settings",
     "guarded_root": "connection",
+    "list_paths": "wording",
     "load_settings": "settings",
     "open_guarded": "guarded_workspace",
     "parse_event": "events",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -65,8 +66,10 @@ class CallAdoption:
                 raise
             return ""
         changed = [change.path for change in done.changes]
-        verdict = ""
+        verdict = policy = reason = ""
         if not done.kept:
+            denial = next((one for one in done.receipt.policies if not one.allowed), None)
+            policy, reason = ("", "") if denial is None else (denial.policy, denial.reason or "")
             together = [call.event.arguments for call in calls] if len(calls) > 1 else []
             verdict = wording.describe_denial(done.receipt, done.conflicts, done.aborted, together, others)
         step = None if done.step is None else done.step.number
@@ -74,7 +77,7 @@ class CallAdoption:
             if changed:
                 kind: CallKind = "kept" if done.kept else "denied"
                 record = GuardedCallRecord.of(kind, call.event, step=step, aborted=done.aborted, paths=changed)
-                self._log.append(record)
+                self._log.append(replace(record, policy=policy, reason=reason))
         return verdict
 
     def adopt_path_by_path(self, event: HookEvent, mark: str, paths: Sequence[str] | None, note: str) -> None:
@@ -96,9 +99,11 @@ class CallAdoption:
             apart = self._workspace().begin_look(paths=[])
             back = adopt(apart, paths=denied, policies=self._policies)
             gone = [change.path for change in back.changes]
-            self._log.append(
-                GuardedCallRecord.of("denied", event, aborted=back.aborted, paths=gone, note=f"late change; {note}")
+            policy, _, reason = each.denied[denied[0]].partition(": ")
+            record = GuardedCallRecord.of(
+                "denied", event, aborted=back.aborted, paths=gone, note=f"late change; {note}"
             )
+            self._log.append(replace(record, policy=policy, reason=reason))
             text = wording.describe_late(event.arguments, each.denied, back.aborted)
             for key in {event.actor[:2], *self._background.loose}:
                 if key[1]:

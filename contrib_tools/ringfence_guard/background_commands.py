@@ -22,7 +22,8 @@ class BackgroundCommands:
 
     def add(self, event: HookEvent) -> None:
         key = event.actor[:2]
-        self.loose.setdefault(key, []).append(event.arguments)
+        line = event.arguments if event.is_background else f"{event.arguments} (its end was never told)"
+        self.loose.setdefault(key, []).append(line)
         if event.is_detached:
             self.detached.setdefault(key, []).append(event.arguments)
 

@@ -28,7 +28,7 @@ from ringfence_guard.kept_calls import CallGroup, KeptCalls, KeptCallsFile, Open
 from ringfence_guard.own_files import OwnFilesPolicy
 from ringfence_guard.settings import GuardSettings
 from ringfence_guard.step_undo import StepUndo
-from ringfence_guard.transcripts import has_passed, is_proved_over
+from ringfence_guard.transcripts import has_passed, has_result, is_proved_over
 
 if TYPE_CHECKING:
     from ringfence_sandbox import Workspace
@@ -227,11 +227,11 @@ class GuardedCalls:
                 self._save()
                 self._turn.notify_all()
 
-    def undo(self, n: int, by: str = "", paths: Collection[str] | None = None) -> str:
+    def undo(self, n: int, by: str = "", paths: Collection[str] | None = None, *, dry_run: bool = False) -> str:
         """Undo the newest ``n`` steps of agents that are not undone; or with ``by`` those of the newest one's "session"
         or "prompt". With ``paths``, only what they changed there.
 
-        Return what was done, in words.
+        Return what was done, or with ``dry_run`` would be, in words.
 
         Raises:
             LookupError: there are not so many steps, they changed nothing at these paths, or one was made meanwhile.
@@ -242,7 +242,7 @@ class GuardedCalls:
             if busy := self._busy(self._verdict_seconds):
                 raise WorkspaceLockedError(self._workspace.root, busy)
             self._step_undo.check_newest(asked)
-            return self._step_undo.undo(self._step_undo.newest(n, by), paths)
+            return self._step_undo.undo(self._step_undo.newest(n, by), paths, dry_run=dry_run)
 
     def _take(self, event: HookEvent, patience: float) -> HookAnswer:
         key = event.actor[:2]
@@ -277,7 +277,7 @@ class GuardedCalls:
     def _begin(self, event: HookEvent, patience: float) -> HookAnswer:
         if event.is_background and self._settings.deny_background:
             self._log.append(GuardedCallRecord.of("refused", event, note="in the background"))
-            return HookAnswer(denial=wording.NO_BACKGROUND)
+            return HookAnswer(denial=wording.describe_background(event))
         paths = None if event.paths is None else self._inside(event.paths)
         if paths == () or self._is_repeated(event):
             return HookAnswer()
@@ -405,7 +405,9 @@ class GuardedCalls:
             group = self._group
             assert group is not None
             group.open.remove(call)
-            self._background.add(event)
+            # A model that has its result, but for one of Codex, has it of a command that has ended or was not run.
+            if event.is_background or event.agent == "codex" or not has_result(event.transcript, event.transcript_id):
+                self._background.add(event)
             if group.open or group.ended:
                 group.ended.append(call)
                 group.unheard.append(call)

@@ -231,7 +231,8 @@ class GuardServer:
     def _undo(self, given: Mapping[str, Any]) -> dict[str, Any]:
         paths: Sequence[str] | None = given.get("paths")
         self._calls.open(LOCK_SECONDS)
-        return {"text": self._calls.undo(int(given.get("n") or 1), str(given.get("by") or ""), paths)}
+        n, by, dry_run = int(given.get("n") or 1), str(given.get("by") or ""), bool(given.get("dry_run"))
+        return {"text": self._calls.undo(n, by, paths, dry_run=dry_run)}
 
     def _stop(self, given: Mapping[str, Any]) -> dict[str, Any]:
         try:

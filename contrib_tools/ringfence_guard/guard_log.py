@@ -37,6 +37,10 @@ class GuardedCallRecord:
     step: int | None = None
     aborted: int | None = None
     paths: Sequence[str] = ()
+    policy: str = ""
+    """Of what was denied: the policy that denies it."""
+    reason: str = ""
+    """Why it does."""
     note: str = ""
     at: str = ""
     undoes: Sequence[int] = ()

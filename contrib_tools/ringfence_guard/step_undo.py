@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ringfence.filesystem.paths import directories_above
 from ringfence_guard import wording
 from ringfence_guard.guard_log import GuardedCallRecord, GuardLog, now
 from ringfence_sandbox import NothingToUndoError
@@ -63,31 +64,51 @@ class StepUndo:
             what = f"step {made[-1].step} ({made[-1].agent} {made[-1].tool}: {made[-1].arguments})"
             raise LookupError(f"nothing was undone: {what} was made while this waited. Again, it undoes that")
 
-    def undo(self, calls: Sequence[GuardedCallRecord], paths: Collection[str] | None = None) -> str:
+    def undo(
+        self, calls: Sequence[GuardedCallRecord], paths: Collection[str] | None = None, *, dry_run: bool = False
+    ) -> str:
         """Undo the steps of these calls; with ``paths`` only what they changed there. The agents are told.
 
-        Return what was done, in words. Raises LookupError where they changed nothing at these paths.
+        Return what was done, or with ``dry_run`` would be, in words. Raises LookupError where they changed nothing at
+        these paths.
         """
         outcomes: dict[str, str] = {}
+        unknown = self._unknown(calls, paths)
         made: list[int] = []
         reversed_steps: list[int] = []
         missing: NothingToUndoError | None = None
         try:
             for call in calls:
                 try:
-                    done = self._workspace().undo(step=call.step, paths=paths)
+                    done = self._workspace().undo(step=call.step, paths=paths, dry_run=dry_run)
                 except NothingToUndoError as error:
                     missing = error
                     continue
-                outcomes.update(done.outcomes)
+                # A dry run of an earlier step sees the later ones in conflict with it.
+                outcomes = {**done.outcomes, **outcomes} if dry_run else {**outcomes, **done.outcomes}
                 made += [done.step.number] if done.step is not None else []
                 reversed_steps += [call.step] if paths is None and call.step is not None else []
         finally:  # also of those before one that failed
-            text = wording.describe_undo(outcomes, made)
-            self._tell(calls, outcomes, made, reversed_steps, text)
+            text = wording.describe_undo(outcomes, made, unknown, dry_run=dry_run)
+            if not dry_run:
+                self._tell(calls, outcomes, made, reversed_steps, text)
         if missing is not None and not outcomes:
             raise LookupError(str(missing)) from missing
         return text
+
+    def _unknown(self, calls: Sequence[GuardedCallRecord], paths: Collection[str] | None) -> list[str]:
+        """What these calls changed and no history has, and what calls did since that changed nothing else."""
+        found: dict[str, None] = {}
+        for call in calls:
+            assert call.step is not None
+            known = {change.path for change in self._workspace().show(call.step).changes}
+            found.update(dict.fromkeys(sorted({*call.paths} - known)))
+        for one in reversed(self._log.read()):
+            if one in calls or one.kind == "undone":
+                break
+            if one.kind == "kept" and one.step is None and any(one.session_id == call.session_id for call in calls):
+                found.update(dict.fromkeys(one.paths))
+        return [path for path in found if paths is None or not {path, *directories_above(path)}.isdisjoint(paths)]
 
     def _tell(
         self,

@@ -10,15 +10,16 @@ from ringfence.escapes import escape_path
 
 if TYPE_CHECKING:
     from ringfence.receipts import Receipt
+    from ringfence_guard.events import HookEvent
 
 MAX_PATHS = 40
-NO_BACKGROUND = (
-    "ringfence guard: commands must not run in the background here. Run it in the foreground, and without `&`."
-)
 MAYBE_OTHERS = "by a command that may still run, or by somebody else"
 SENT = "What was sent elsewhere stays sent."
 _CONTEXT = re.compile(r"\A(?:\s*<hook_context>.*?</hook_context>)+", re.DOTALL)
 """What Gemini CLI puts before the prompt that a person typed."""
+_GIT_OBJECT = re.compile(r"(?:^|/)\.git/objects/(?:[0-9a-f]{2}/|pack/|info/)[^/]+$")
+_GIT_OBJECTS = re.compile(r"(?:^|/)\.git/objects(?:/(?:[0-9a-f]{2}|pack|info))?$")
+"""The directories of git's objects."""
 _UNDO = re.compile(r"\s*undo!(?:\s+(\d{1,4}))?\s*")
 
 
@@ -26,6 +27,15 @@ def asked_undo(prompt: str) -> int | None:
     """The number of steps that a prompt asks to undo; None for any other prompt."""
     found = _UNDO.fullmatch(_CONTEXT.sub("", prompt))
     return None if found is None else int(found[1] or 1)
+
+
+def describe_background(event: HookEvent) -> str:
+    """Tell a model that a command was not run since it would run in the background."""
+    if event.is_detached:
+        why = "its line has `&`, `nohup`, `setsid`, `disown` or `daemonize`, and no `wait` at its end"
+    else:
+        why = "the call asks for that"
+    return f"ringfence guard: commands must not run in the background here, and this one would: {why}. It was not run."
 
 
 def describe_denial(
@@ -62,19 +72,29 @@ def describe_late(command: str, denied: Mapping[str, str], aborted: int | None) 
     )
 
 
-def describe_undo(outcomes: Mapping[str, str], steps: Sequence[int]) -> str:
-    """Say what an undo did, by path, and which steps it made."""
+def describe_undo(
+    outcomes: Mapping[str, str], steps: Sequence[int], unknown: Collection[str] = (), *, dry_run: bool = False
+) -> str:
+    """Say what an undo did or would do, by path, and which steps it made. ``unknown`` are paths of which the history
+    does not know what they were."""
     changed = [path for path, outcome in outcomes.items() if outcome in ("restored", "removed")]
     stays = [path for path, outcome in outcomes.items() if outcome == "conflict"]
-    text = f"Undone: {list_paths(changed)}." if changed else "Nothing was undone."
+    done, nothing = ("Would be undone", "Nothing would be undone") if dry_run else ("Undone", "Nothing was undone")
+    text = f"{done}: {list_paths(changed)}." if changed else f"{nothing}."
     if stays:
         text += f" These stay, since they were changed later: {list_paths(stays)}."
+    if unknown:
+        text += f" Not undone, since hidden files are in no history: {list_paths(unknown)}."
     made = ", ".join(map(str, steps))
     return f"{text} (step {made})" if made else text
 
 
-def list_paths(paths: Collection[str]) -> str:
-    """The paths in a line. Many are cut."""
-    shown = [escape_path(path) for path in list(paths)[:MAX_PATHS]]
-    more = len(paths) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "no file"
+def list_paths(paths: Collection[str], limit: int = MAX_PATHS) -> str:
+    """The paths in a line, git's own last. Many are cut, and objects of git are counted."""
+    objects = sum(1 for path in paths if _GIT_OBJECT.search(path))
+    named = [path for path in paths if not _GIT_OBJECT.search(path) and not _GIT_OBJECTS.search(path)]
+    named.sort(key=lambda path: ".git" in path.split("/"))
+    shown = [", ".join(escape_path(path) for path in named[:limit])] if named else []
+    shown += [f"{len(named) - limit} more"] if len(named) > limit else []
+    shown += [f"{objects} object{'s' if objects > 1 else ''} of git"] if objects else []
+    return " and ".join(shown) or "no file"

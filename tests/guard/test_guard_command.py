@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -204,12 +205,18 @@ def test_an_installed_agent_is_guarded_and_a_person_sees_and_undoes_what_it_did(
 
     assert "Claude Code: installed, project, last event PostToolUse" in guard("status")
     assert json.loads(guard("status", "--json"))["guard"]["sessions"] == 1
-    lines = guard("log").splitlines()
-    for line, words in zip(lines, ("kept step 3", "kept step 2", "denied aborted/1", "kept step 1"), strict=True):
-        assert line.partition(" ")[2].startswith(words)
+    lines = [re.split("  +", line.strip()) for line in guard("log").splitlines()]
+    assert [line[0] for line in lines] == ["3", "2", "-", "1"]
+    denied = "denied by the policy paths: protected must not be created; kept as aborted/1"
+    assert lines[2][2:] == ["claude", "Bash: mkdir protected; echo s > side.txt", "protected, side.txt", denied]
+    assert lines[3][2:] == ["claude", "Bash: echo 1 > 1.txt", "1.txt", "kept"]
     assert json.loads(guard("log", "--json", "--limit", "1"))["calls"][0]["paths"] == ["3.txt"]
     assert "+1" in guard("show", "1")
-    assert "side.txt" in guard("show", "1", "--aborted")
+    for words in (("1", "--aborted"), ("--aborted", "1"), ("aborted/1",), ("aborted/1", "--stat")):
+        assert "side.txt" in guard("show", *words)
+    assert json.loads(guard("show", "aborted/1", "--json"))["step"]["tool"] == "Bash"
+    assert "side.txt" in ringfence_text("show", ".", "aborted/1", cwd=root).stdout
+    assert "+3" in guard("show")
 
     assert "3.txt" in guard("undo", "--prompt")
     assert sorted(path.name for path in root.glob("?.txt")) == ["1.txt", "a.txt"]
@@ -243,7 +250,9 @@ def test_an_undo_that_waits_for_a_call_does_not_take_its_step_unsaid(guard: Guar
     bash(root, "echo 1 > 1.txt")
     guard("stop")
     with open_guarded(str(root)) as workspace, socket.socket(socket.AF_UNIX) as holder, ExitStack() as stack:
-        holder.bind(str(guard_directory(root) / "socket"))
+        folder = os.open(guard_directory(root), os.O_PATH)
+        stack.callback(os.close, folder)
+        holder.bind(f"/proc/self/fd/{folder}/socket")  # a path of any length
         stack.callback((guard_directory(root) / "socket").unlink)
         holder.listen()
         words = [sys.executable, "-m", "ringfence_cli", "undo"]
@@ -288,6 +297,38 @@ def test_hidden_files_never_enter_the_history(guard: Guard, root: Path) -> None:
     assert (root / ".env").read_text() == "KEY=last-secret\n"
     guard("stop")
     assert b"-secret" not in store_bytes(guard_directory(root).parent)
+
+
+def test_an_undo_names_hidden_files_that_it_leaves_and_a_dry_run_says_what_would_be(guard: Guard, root: Path) -> None:
+    (root / ".env").write_text("KEY=1\n")
+    guard("install", "claude")
+    bash(root, "echo 1 > 1.txt; echo KEY=2 > .env")
+    bash(root, "echo 2 > 2.txt")
+    assert guard("undo", "--dry-run") == "Would be undone: 2.txt.\n"
+    both = guard("undo", "2", "--dry-run")
+    assert "1.txt, 2.txt" in both or "2.txt, 1.txt" in both
+    assert "Not undone, since hidden files are in no history: .env" in both
+    assert (root / "2.txt").exists()
+    assert "3 " not in guard("log").split()
+    bash(root, "echo KEY=3 > .env")
+    assert "hidden files are in no history" in guard("log", "--limit", "1")
+    assert "Not undone" in guard("undo")
+    assert "Not undone" not in guard("undo", "--", "1.txt")
+    assert (root / ".env").read_text() == "KEY=3\n"
+
+
+def test_objects_of_git_are_counted(guard: Guard, root: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    guard("install", "claude", "--policy", "deny:/protected")
+    commit = "git add -A && git -c user.name=n -c user.email=e commit -qm one"
+    bash(root, f"echo 1 > 1.txt; {commit}")
+    (line,) = guard("log").splitlines()
+    assert re.search(r"  1.txt, \d+ paths of git  kept$", line)
+    assert "paths of git's own data" in guard("show", "1")
+    told = json.loads(bash(root, f"mkdir protected; echo 1 > protected/p; {commit}"))["reason"]
+    assert ".git/refs/heads" in told
+    assert re.search(r" \d objects of git\.", told)
+    assert ".git/objects" not in told
 
 
 def test_some_paths_of_a_step_are_undone(guard: Guard, root: Path) -> None:
