@@ -66,6 +66,7 @@ class HookInstallation:
     def _edit(self, wanted: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         with ConfigRecord.locked(self.record_path) as record:
             file = ConfigFile(self.path)
+            is_own = any(self._own(file, event) for event in self._events())
             old = {
                 event: [one for one in self._own(file, event) if one not in wanted.get(event, ())]
                 for event in self._events()
@@ -79,8 +80,16 @@ class HookInstallation:
                 state = "has the hooks of the guard already" if wanted else "has no hooks of the guard"
                 self.say(f"{self.agent.title}: {self.path} {state}, and stays as it is")
                 return
+            made: Sequence[Path] = ()
+            if wanted:
+                record.keep_original(file, is_own=is_own)
+            else:
+                made = record.restore_original(file)
             record.save()
             file.save(record.backups)
+            for directory in made:
+                with suppress(OSError):  # it is not empty
+                    directory.rmdir()
             self.say(f"{self.agent.title}: {'installed in' if wanted else 'taken out of'} {self.path}")
 
     @staticmethod

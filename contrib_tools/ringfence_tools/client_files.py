@@ -1,6 +1,6 @@
 """Edits of the configuration files of other programs, in plain JSON and TOML, and a record of what was there before.
 
-JSON is written anew, in the order of its keys. A file with comments in JSON is refused. TOML keeps its comments.
+What an edit does not concern stays as it is written. A file with comments in JSON is refused.
 """
 
 from __future__ import annotations
@@ -8,15 +8,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from ringfence_tools.json_text import edited, indentation_step
+
 KeyPath = Sequence[str]
 NAME = "ringfence"
+_ORIGINAL = ""
+"""The entry of a record for a file as a whole. No edit has such a key."""
 STATE_VARIABLES = ("RINGFENCE_STATE_DIR", "XDG_STATE_HOME")
 
 
@@ -83,8 +86,9 @@ class ConfigFile:
             content = self._content.decode()
         except UnicodeDecodeError as error:
             raise UneditableFileError(f"{path} is not UTF-8, and stays as it is: {error}") from error
-        self._newline = "\r\n" if "\r\n" in content else "\n"
-        self.before = self.text = content.replace("\r\n", "\n")
+        self._newline = "\r\n" if content.count("\r\n") == content.count("\n") > 0 else "\n"
+        self.before = self.text = content.replace("\r\n", "\n") if self._newline == "\r\n" else content
+        self._is_removed_empty = True
         self._toml = path.suffix == ".toml"
         self.data()
 
@@ -168,11 +172,19 @@ class ConfigFile:
         else:
             around[path[-1]] = value
         if not self._toml:
-            end = "\n" if not self.text.strip() or self.text.endswith("\n") else ""
-            self.text = json.dumps(data, indent=_step(self.text), ensure_ascii=False, allow_nan=False) + end
+            self.text = self._edited_json(data, path, value)
         elif not self._says(data):
             message = f"{self.path} cannot be edited, and stays as it is: change {'.'.join(path)} by hand"
             raise UneditableFileError(message)
+
+    def _edited_json(self, data: dict[str, Any], path: KeyPath, value: object) -> str:
+        if self.text.strip():
+            with suppress(ValueError, TypeError):
+                text = edited(self.text, path, value)
+                if json.loads(text) == data:
+                    return text
+        end = "\n" if not self.text.strip() or self.text.endswith("\n") else ""
+        return json.dumps(data, indent=indentation_step(self.text), ensure_ascii=False, allow_nan=False) + end
 
     def _edit_toml(self, path: KeyPath, value: object) -> None:
         import tomlkit
@@ -204,6 +216,15 @@ class ConfigFile:
         """Whether it says nothing, not even in a comment."""
         return not self.data() and self.text.strip() in ("", "{\n}", "{}")
 
+    def restore(self, content: str | None) -> None:
+        """Make it what it was once; None is no file."""
+        self._is_removed_empty, self._newline = content is None, "\n"
+        self.text = content or ""
+
+    def keep_empty(self) -> None:
+        """Have `save` leave a file that says nothing."""
+        self._is_removed_empty = False
+
     def diff(self) -> str:
         """Return the change as a unified diff."""
         import difflib
@@ -215,6 +236,26 @@ class ConfigFile:
             "/dev/null" if self.is_empty else str(self.path),
         )
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+    @property
+    def original(self) -> str:
+        """The text as it was read."""
+        return self._content.decode()
+
+    @property
+    def checksum(self) -> str:
+        """Of what was read."""
+        return _checksum(self._content)
+
+    @property
+    def new_checksum(self) -> str:
+        """Of what `save` writes."""
+        return _checksum(self.content)
+
+    @property
+    def content(self) -> bytes:
+        """What `save` writes."""
+        return (self.text.replace("\n", self._newline) if self._newline == "\r\n" else self.text).encode()
 
     def save(self, backups: Path) -> None:
         """Replace the file as a whole, or remove one that says nothing any more. A link stays a link.
@@ -237,10 +278,10 @@ class ConfigFile:
         if _read(target) != self._content:
             message = f"{self.path} has just been changed by another program, and stays as it is: try again"
             raise UneditableFileError(message)
-        if self.is_empty:
+        if self.is_empty and self._is_removed_empty:
             target.unlink(missing_ok=True)
         else:
-            _replace(target, self.text.replace("\n", self._newline).encode(), mode)
+            _replace(target, self.content, mode)
 
 
 class ConfigRecord:
@@ -287,6 +328,29 @@ class ConfigRecord:
     def has(self, edit: ConfigEdit) -> bool:
         """Whether install made the edit in the file."""
         return ".".join(edit.key) in self._entries.get(str(edit.path), {})
+
+    def keep_original(self, file: ConfigFile, *, is_own: bool) -> None:
+        """Before an installation saves a file: keep what it was without one. ``is_own``: it has an earlier one."""
+        entries = self._entries.setdefault(str(file.path), {})
+        held: dict[str, Any] | None = entries.get(_ORIGINAL)
+        if held is None or not is_own:
+            is_made, above = not file.path.exists(), [str(one) for one in file.path.parents if not one.exists()]
+            held = {"text": None if is_made or is_own else file.original, "is_made": is_made, "directories": above}
+        elif held["left"] != file.checksum:
+            held["text"] = None  # somebody has edited it since
+        entries[_ORIGINAL] = {**held, "left": file.new_checksum}
+
+    def restore_original(self, file: ConfigFile) -> Sequence[Path]:
+        """Before an uninstallation saves a file: make it what it was, if nobody has edited it since. Return the
+        directories that the installation made, the lowest first."""
+        held = self._entries.get(str(file.path), {}).pop(_ORIGINAL, None)
+        if held is None:
+            return ()
+        if held["left"] == file.checksum and (held["is_made"] or held["text"] is not None):
+            file.restore(held["text"])
+        elif not held["is_made"]:
+            file.keep_empty()
+        return [Path(one) for one in held["directories"]]
 
     def install(self, file: ConfigFile, edit: ConfigEdit) -> None:
         """Make the edit."""
@@ -373,6 +437,12 @@ def _merged(held: Any, edit: ConfigEdit) -> Any:
     }
 
 
+def _checksum(content: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(content).hexdigest()
+
+
 def _read(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
@@ -403,9 +473,3 @@ def _canonical(data: object) -> object:
     """The same for the same data, without empty objects: tomlkit writes no table around nothing."""
     text = json.dumps(data, default=str)
     return json.loads(text, object_hook=lambda held: {key: value for key, value in held.items() if value != {}})
-
-
-def _step(text: str) -> str:
-    """One level of indentation, as the text has it."""
-    indented = re.search(r"\n([ \t]+)\S", text)
-    return indented[1] if indented else "  "

@@ -88,12 +88,59 @@ def test_hooks_are_added_to_all_that_a_file_has_and_removed_again(
 
 
 @pytest.mark.parametrize("agent", FILES)
-def test_a_file_that_is_made_goes_again(guard: Guard, root: Path, agent: str) -> None:
-    guard("install", agent)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_file_and_a_directory_that_are_made_go_again(guard: Guard, root: Path, agent: str, is_there: bool) -> None:
     path = root / FILES[agent][0]
+    if is_there:
+        path.parent.mkdir()
+    guard("install", agent)
     assert path.exists()
+    guard("install", agent, "--if-unavailable", "allow")
     guard("uninstall", agent)
     assert not path.exists()
+    assert path.parent.exists() == is_there
+
+
+LAYOUTS = [
+    "",
+    "{}",
+    "{\n}\n",
+    '{"theme":"x","z":[1,2]}',
+    '{ "theme" : "x", "hooks" : { "PreToolUse" : [ ] } }\n',
+    '{\n\t"theme": "x",\n\t"z": [1,\n2]\n}',
+    '{\r\n    "hooks": {\r\n        "PreToolUse": []\r\n    },\r\n    "theme": "x"\r\n}\r\n',
+    '{\n  "theme": "x",\r\n  "z": 1\n}\n',
+]
+
+
+@pytest.mark.parametrize("text", LAYOUTS)
+def test_a_file_is_byte_for_byte_what_it_was_after_an_uninstallation(guard: Guard, root: Path, text: str) -> None:
+    path = root / FILES["claude"][0]
+    path.parent.mkdir()
+    path.write_bytes(text.encode())
+    guard("install", "claude")
+    guard("install", "claude", "--if-unavailable", "allow")
+    assert hooks_of(path)
+    assert (b"\r\n" in path.read_bytes()) == ("\r\n" in text)
+    guard("uninstall", "claude")
+    assert path.read_bytes().decode() == text
+
+
+@pytest.mark.parametrize("text", [layout for layout in LAYOUTS if "theme" in layout])
+def test_what_a_person_edits_beside_the_hooks_stays_in_its_layout(guard: Guard, root: Path, text: str) -> None:
+    path = root / FILES["claude"][0]
+    path.parent.mkdir()
+    path.write_bytes(text.encode())
+    guard("install", "claude")
+    edited = path.read_bytes().decode().replace('"x"', '"another"')
+    path.write_bytes(edited.encode())
+    guard("install", "claude", "--if-unavailable", "allow")
+    guard("uninstall", "claude")
+    left = path.read_bytes().decode()
+    if "hooks" in text:  # where nothing is left of them
+        assert json.loads(left) == {key: one for key, one in json.loads(edited).items() if key != "hooks"}
+    else:
+        assert left == text.replace('"x"', '"another"')
 
 
 @pytest.mark.parametrize(
