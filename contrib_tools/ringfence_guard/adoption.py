@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,10 +47,11 @@ class CallAdoption:
         """Adopt calls as one. Return what their models are told."""
         first = calls[0].event
         others = [*self._background.lines()] if paths is None else []
+        call_id = first.call_id if len(calls) == 1 else mark
         adopt = partial(
             self._workspace().adopt,
             tool=" + ".join(dict.fromkeys(call.event.tool for call in calls)),
-            call_id=first.call_id if len(calls) == 1 else None,
+            call_id=call_id,
             session_id=first.session_id,
             paths=paths,
             policies=policies,
@@ -64,7 +66,9 @@ class CallAdoption:
         except ValueError:
             if mark not in self._restored:
                 raise
-            return ""
+            return self._adopted_before(calls, call_id)
+        if mark in self._restored and not done.changes:
+            return self._adopted_before(calls, call_id)
         changed = [change.path for change in done.changes]
         verdict = policy = reason = ""
         if not done.kept:
@@ -72,13 +76,43 @@ class CallAdoption:
             policy, reason = ("", "") if denial is None else (denial.policy, denial.reason or "")
             together = [call.event.arguments for call in calls] if len(calls) > 1 else []
             verdict = wording.describe_denial(done.receipt, done.conflicts, done.aborted, together, others)
-        step = None if done.step is None else done.step.number
-        for call in calls:
-            if changed:
-                kind: CallKind = "kept" if done.kept else "denied"
-                record = GuardedCallRecord.of(kind, call.event, step=step, aborted=done.aborted, paths=changed)
-                self._log.append(replace(record, policy=policy, reason=reason))
+        if changed:
+            step = None if done.step is None else done.step.number
+            kind: CallKind = "kept" if done.kept else "denied"
+            self._log_each(calls, kind, step, done.aborted, changed, policy, reason)
         return verdict
+
+    def _log_each(
+        self,
+        calls: Sequence[OpenCall],
+        kind: CallKind,
+        step: int | None,
+        aborted: int | None,
+        paths: Sequence[str],
+        policy: str = "",
+        reason: str = "",
+    ) -> None:
+        for call in calls:
+            record = GuardedCallRecord.of(kind, call.event, step=step, aborted=aborted, paths=paths)
+            self._log.append(replace(record, policy=policy, reason=reason))
+
+    def _adopted_before(self, calls: Sequence[OpenCall], call_id: str) -> str:
+        """Log what became of calls that an earlier guard adopted and was killed before it said so. Return what their
+        models are told."""
+        workspace, session = self._workspace(), calls[0].event.session_id
+        began = datetime.fromtimestamp(int(calls[0].began), UTC)
+        records = self._log.read()
+        for step in reversed(workspace.steps()):
+            if (step.call_id, step.session_id) == (call_id, session) and step.created_at >= began:
+                if all(one.step != step.number or one.kind != "kept" for one in records):
+                    self._log_each(calls, "kept", step.number, None, step.paths)
+                return ""
+        for entry in workspace.aborted():
+            if entry.call_id == call_id and entry.created_at >= began:  # it names no session
+                if all(one.aborted != entry.number for one in records):
+                    self._log_each(calls, "denied", None, entry.number, entry.paths)
+                return wording.describe_denied_before(entry.paths, entry.number)
+        return ""
 
     def adopt_path_by_path(self, event: HookEvent, mark: str, paths: Sequence[str] | None, note: str) -> None:
         """Keep changes but for the paths that policies deny, which are rolled back alone."""

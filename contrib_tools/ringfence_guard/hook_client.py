@@ -28,6 +28,10 @@ class NoGuardError(Exception):
     """No guard answers, and why."""
 
 
+class NoAnswerError(OSError):
+    """A guard has ended before it answered."""
+
+
 def root_of(cwd: str, state: str) -> str:
     """The directory that was guarded by itself and has the one that an agent works in; else the repository of that;
     where there is none, the directory."""
@@ -125,19 +129,20 @@ def _sleep(deadline: float) -> None:
 
 
 def exchange(connection: _socket.socket, question: bytes, deadline: float) -> bytes:
-    """Send one line, and return all that is answered. Raises OSError."""
-    connection.settimeout(max(0.01, deadline - time.monotonic()))
-    connection.sendall(question)
+    """Send one line, and return all that is answered. Raises NoAnswerError, and OSError."""
     parts: list[bytes] = []
-    while True:
+    try:
         connection.settimeout(max(0.01, deadline - time.monotonic()))
-        part = connection.recv(1 << 16)
-        if not part:
-            break
-        parts.append(part)
-    if not parts:
-        raise OSError("the guard has ended")
-    return b"".join(parts)
+        connection.sendall(question)
+        while not parts or parts[-1]:
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            parts.append(connection.recv(1 << 16))
+    except (BrokenPipeError, ConnectionResetError):
+        parts = []
+    answer = b"".join(parts)
+    if not answer:
+        raise NoAnswerError("the guard has ended")
+    return answer
 
 
 def agent_process() -> int:
@@ -200,18 +205,24 @@ def answered(words: list[str], event: bytes, deadline: float) -> bytes | None:
     if not root:
         root = root_of(str(parsed(event).get("cwd") or os.getcwd()), state)
         directory = directory_of(state, root)
-    try:
-        connection = connect(directory, deadline)
-    except OSError:
-        if parsed(event).get("hook_event_name") in ENDS:
-            return None  # nothing is begun for an end
-        connection = start(directory, state, root, min(deadline, time.monotonic() + START_SECONDS))
-    try:
-        head = f'{{"kind": "event", "agent": "{words[0]}", "process": {agent_process()}, '
-        head += f'"seconds": {deadline - time.monotonic():.3f}, "payload": '
-        return exchange(connection, head.encode() + event.replace(b"\n", b" ").replace(b"\r", b" ") + b"}\n", deadline)
-    finally:
-        connection.close()
+    head = f'{{"kind": "event", "agent": "{words[0]}", "process": {agent_process()}, '
+    head += f'"seconds": {deadline - time.monotonic():.3f}, "payload": '
+    question = head.encode() + event.replace(b"\n", b" ").replace(b"\r", b" ") + b"}\n"
+    for is_again in (False, True):
+        try:
+            connection = connect(directory, deadline)
+        except OSError:
+            if parsed(event).get("hook_event_name") in ENDS:
+                return None  # nothing is begun for an end
+            connection = start(directory, state, root, min(deadline, time.monotonic() + START_SECONDS))
+        try:
+            return exchange(connection, question, deadline)
+        except NoAnswerError:  # the next guard goes on with what this one had begun
+            if is_again:
+                raise
+        finally:
+            connection.close()
+    return None
 
 
 def parsed(event: bytes) -> dict[str, Any]:

@@ -159,6 +159,25 @@ def test_a_guard_that_is_killed_while_it_is_asked_has_let_go(root: Path, hook: R
     assert hook("PreToolUse", **BASH, tool_input={"command": "x"}).returncode == 0
 
 
+@pytest.mark.parametrize("name", ["PreToolUse", "PostToolUse"])
+def test_an_event_whose_guard_is_killed_goes_to_the_next_one(root: Path, hook: Run, name: str) -> None:
+    save_settings(root, GuardSettings(policies=("deny:/protected",)))
+    call = {**BASH, "tool_input": {"command": "x"}}
+    hook("PreToolUse" if name == "PostToolUse" else "SessionStart", **call)
+    process = os.pidfd_open(asked(root, {"kind": "status"})["status"]["process"])
+    if name == "PostToolUse":
+        (root / "protected").mkdir()
+    signal.pidfd_send_signal(process, signal.SIGSTOP)
+    killing = threading.Timer(0.5, signal.pidfd_send_signal, (process, signal.SIGKILL))
+    killing.start()
+    answer = hook(name, **call, **({"tool_response": RESULT} if name == "PostToolUse" else {}))
+    killing.join()
+    os.close(process)
+    assert answer.returncode == 0
+    assert ("protected must not be created" in answer.stdout) == (name == "PostToolUse")
+    assert len(asked(root, {"kind": "status"})["status"]["open_calls"]) == (1 if name == "PreToolUse" else 0)
+
+
 def test_a_guard_that_does_not_answer_in_time_denies(root: Path, hook: Run) -> None:
     directory = guard_directory(root)
     directory.mkdir(parents=True)
