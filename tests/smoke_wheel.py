@@ -27,7 +27,16 @@ SOURCES = {
     "ringfence_view": "contrib_tools",
 }
 EXTRAS = {"anyio", "mcp", "mcp_types", "opentelemetry", "ray", "starlette", "tomlkit", "uvicorn"}
-DOORS = {"deepagents", "deepagents_code", "inspect_ai", "langchain_core", "minisweagent", "pydantic_ai", "pytest"}
+DOORS = {
+    "claude_agent_sdk",
+    "deepagents",
+    "deepagents_code",
+    "inspect_ai",
+    "langchain_core",
+    "minisweagent",
+    "pydantic_ai",
+    "pytest",
+}
 
 
 def in_checkout(checkout: Path) -> set[str]:

@@ -18,6 +18,7 @@ SUITES = [
     DoorSuite("pytest", passes=6),
     DoorSuite("mini-swe-agent", passes=14),
     DoorSuite("inspect-ai", passes=42),
+    DoorSuite("claude-agent-sdk", passes=6),
 ]
 
 

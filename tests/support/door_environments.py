@@ -61,6 +61,7 @@ def run_suite(python: Path, suite: DoorSuite, directory: Path) -> str:
     """Run a suite, and return the last line that pytest printed. Raises AssertionError where it fails."""
     folder = suite.file.parent
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--import-mode=importlib"]
+    command += ["-o", f"pythonpath={PROJECT / 'tests/support'}"]
     command += ["-o", "asyncio_mode=auto"]  # of pytest-asyncio, where a suite needs that
     command += ["--rootdir", folder, "--confcutdir", folder, "--basetemp", directory, suite.file]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

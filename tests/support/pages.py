@@ -11,7 +11,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
 DOCS = PROJECT / "docs"
-DOORS = ("deepagents", "inspect_ai", "langchain", "langchain_core", "minisweagent")
+DOORS = ("claude_agent_sdk", "deepagents", "inspect_ai", "langchain", "langchain_core", "minisweagent")
 """Frameworks whose doors have environments of their own."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
