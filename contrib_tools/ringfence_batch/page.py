@@ -1,4 +1,5 @@
-"""The page of a batch: one HTML file that loads nothing else, and finds one of 10,000 tasks at once."""
+"""The page of a batch: one HTML file that loads nothing else, or its parts for a server. It finds one of 10,000 tasks
+at once."""
 
 from __future__ import annotations
 
@@ -8,15 +9,17 @@ import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from ringfence.limits import dollars
-from ringfence_batch.summary import NO_RESULT, Summary, TaskRow
+from ringfence_batch.summary import NO_RESULT, RUNNING, Summary, TaskRow
 from ringfence_tools.printable import one_line, plural
 
 MAX_CAUSES = 50
@@ -24,60 +27,95 @@ MOST_BARS = 40
 _TEMPLATES = Path(__file__).with_name("templates")
 
 
-def render_page(summary: Summary) -> str:
-    """Return the whole page."""
-    environment = Environment(loader=PackageLoader("ringfence_batch"), autoescape=True)
-    style, script = ((_TEMPLATES / name).read_text(encoding="utf-8") for name in ("index.css", "index.js"))
+def static_file(name: str) -> str:
+    """A file of the page: ``index.css`` or ``index.js``."""
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def render_page(summary: Summary, place: str = "") -> str:
+    """Return the whole page. ``place`` leads from the page to the directory of the batch, and ends in a slash."""
+    style, script = static_file("index.css"), static_file("index.js")
     # If hostile text ever passes the escaping, the browser still runs and fetches nothing.
     policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; base-uri 'none'; "
         "form-action 'none'"
     )
+    data = page_data(summary, quote(place))
+    # Style and script are our own.
+    return str(
+        _template().page(
+            _title(summary),
+            policy,
+            Markup(style),  # noqa: S704
+            Markup(script),  # noqa: S704
+            Markup(render_summary(summary)),  # noqa: S704
+            data,
+            quote(place),
+            version("ringfence"),
+        )
+    )
+
+
+def shell_page() -> str:
+    """Return the page that asks a server for everything else. It has nothing of a batch."""
+    return str(_template().page("ringfence view", "", "", "", "", None, "", version("ringfence")))
+
+
+def render_summary(summary: Summary, *, is_running: bool = False) -> str:
+    """Return the part of the page above its table."""
     plots = (
         _plot("Time", summary.rows, lambda row: row.seconds, _duration),
         _plot("Tokens", summary.rows, lambda row: row.tokens or 0, _tokens),
         _plot("Cost", summary.rows, lambda row: row.cost_usd or 0, dollars),
     )
-    done = summary.outcomes.get("done", 0)
-    return environment.get_template("index.html.j2").render(
-        title=f"{done:,} of {plural(len(summary.rows), 'task')} done",
-        summary=summary,
-        out=one_line(summary.out, 300),
-        counts=summary.counts,
-        causes=summary.causes[:MAX_CAUSES],
-        more_causes=max(len(summary.causes) - MAX_CAUSES, 0),
-        plots=[plot for plot in plots if plot is not None],
-        data=_data(summary.rows),
-        now=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        version=version("ringfence"),
-        policy=policy,
-        style=Markup(style),  # noqa: S704  # our own
-        script=Markup(script),  # noqa: S704  # our own
+    return str(
+        _template().summary_part(
+            _title(summary),
+            one_line(summary.out, 300),
+            "it runs" if is_running else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+            len(summary.rows),
+            summary.counts,
+            [plot for plot in plots if plot is not None],
+            summary.causes[:MAX_CAUSES],
+            max(len(summary.causes) - MAX_CAUSES, 0),
+        )
     )
+
+
+def _title(summary: Summary) -> str:
+    return f"{summary.outcomes.get('done', 0):,} of {plural(len(summary.rows), 'task')} done"
+
+
+@cache
+def _template() -> Any:
+    """The macros of the template."""
+    environment = Environment(loader=PackageLoader("ringfence_batch"), autoescape=True)
+    return environment.get_template("index.html.j2").module
 
 
 def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _data(rows: Iterable[TaskRow]) -> Mapping[str, Any]:
+def page_data(summary: Summary, place: str = "") -> Mapping[str, Any]:
     """Return the rows in the order of fields that index.js has. What many rows have in common is there once."""
     outcomes, kinds, files = _Numbers(), _Numbers(), _Numbers()
+    running = {*summary.running}
     listed = [
         [
             row.id,
-            outcomes[row.outcome or NO_RESULT],
+            outcomes[row.outcome or (RUNNING if row.id in running else NO_RESULT)],
             row.cause,
             kinds[row.kind],
             row.seconds,
             row.tokens,
             row.turns,
             row.attempts,
-            row.directory,
+            f"{place}{row.directory}",
             files[tuple(row.files.items())],
             row.task,
         ]
-        for row in rows
+        for row in summary.rows
     ]
     return {"rows": listed, "outcomes": [*outcomes], "kinds": [*kinds], "files": [*files]}
 

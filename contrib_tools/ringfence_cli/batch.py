@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from ringfence_cli.options import AS_JSON, Interruptible, Invocation, seconds, usd
+from ringfence_cli.options import AS_JSON, VIEW, Interruptible, Invocation, seconds, usd
 from ringfence_tools.runs.command_errors import INTERRUPTED, NotStartedError
 from ringfence_tools.runs.signals import ALIKE
 
@@ -59,6 +60,7 @@ _RUNNING = (
         metavar="USD",
         help="Begin no more tasks when those with a result have cost more: 5, 0.50.",
     ),
+    VIEW,
     click.option("--quiet", is_flag=True, help="Say nothing on standard error but errors."),
     click.option("--json", "as_json", is_flag=True, expose_value=False, help="Print what OUT/summary.json has."),
 )
@@ -254,9 +256,20 @@ def _known(ledger: Ledger, ids: Sequence[str]) -> Sequence[str]:
 
 def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given: dict[str, Any]) -> int:
     """Run a batch until its tasks have results, and tell of them. Return the exit code."""
+    from ringfence_cli.page_process import check_view
+
+    check_view(is_wanted=given["view"], can_write=False)
+    with ExitStack() as pages:
+        return _drive_with(invocation, begin, out, given, pages)
+
+
+def _drive_with(
+    invocation: Invocation, begin: Callable[[], Batch], out: Path, given: dict[str, Any], pages: ExitStack
+) -> int:
     from ringfence_batch import LedgerError, TaskFileError
     from ringfence_batch.summary import summarize
     from ringfence_cli.batch_view import shown
+    from ringfence_cli.page_process import PageProcess
     from ringfence_tools.runs.outputs import ErrorStream
 
     errors = ErrorStream()
@@ -266,6 +279,8 @@ def _drive(invocation: Invocation, begin: Callable[[], Batch], out: Path, given:
             opened = begin()
         except OSError as error:
             raise NotStartedError(f"{out} cannot be written: {error}") from None
+        if given["view"]:
+            pages.enter_context(PageProcess(errors, invocation.signals, {"batch": os.path.abspath(out)}))
         with ExitStack() as stack:
             handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *ALIKE)}
             engine = stack.enter_context(closing(make_engine(out, given["jobs"]))) if make_engine is not None else None

@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 3.0
 _MODULES = ("anyio", "pygments", "starlette", "uvicorn")
 
 
-def check_view(is_wanted: bool, can_write: bool) -> None:
+def check_view(*, is_wanted: bool, can_write: bool) -> None:
     """Raise click.UsageError for options of a page that cannot be."""
     if can_write and not is_wanted:
         raise click.UsageError("--write is for --view")

@@ -189,7 +189,7 @@ def run_task(options: RunCommand, invocation: Invocation) -> int:
             "--apply and --no-apply are for --workspace memory: on disk the files change as the agent works, and "
             "`ringfence undo` reverses that"
         )
-    check_view(options.view, options.write)
+    check_view(is_wanted=options.view, can_write=options.write)
     errors = ErrorStream()
     with ExitStack() as pages:  # they outlive the run, whose workspace is then free
         return _run(options, invocation, errors, pages).exit_code

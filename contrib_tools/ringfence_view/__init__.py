@@ -5,18 +5,31 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringfence_view.app import serve_view, view_app
+    from ringfence_view.batch_server import batch_app
+    from ringfence_view.batch_source import BatchSource, is_batch
     from ringfence_view.pages import export_page
     from ringfence_view.sources import CallSource
 
 __all__ = [
+    "BatchSource",
     "CallSource",
+    "batch_app",
     "export_page",
+    "is_batch",
     "serve_view",
     "view_app",
 ]
 
 # Imported when asked for: an export needs no server.
-_MODULES = {"CallSource": "sources", "export_page": "pages", "serve_view": "app", "view_app": "app"}
+_MODULES = {
+    "BatchSource": "batch_source",
+    "CallSource": "sources",
+    "batch_app": "batch_server",
+    "export_page": "pages",
+    "is_batch": "batch_source",
+    "serve_view": "app",
+    "view_app": "app",
+}
 
 
 def __getattr__(name: str) -> object:

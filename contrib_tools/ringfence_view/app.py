@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-import hmac
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import parse_qsl
 
-import anyio
 from anyio import to_thread
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
 
-from ringfence.errors import RingfenceError
-from ringfence.failures import describe_error
-from ringfence_tools.printable import one_line
 from ringfence_tools.web_server import serve_until_cancelled
 from ringfence_view import pages
 from ringfence_view.actions import Actions
 from ringfence_view.diffs import MAX_ROWS
+from ringfence_view.guarded import Answer, Guarded, event_stream, in_thread, tried
 from ringfence_view.sources import CallSource
 
-LOOK_SECONDS = 1.0
-"""How often news are looked for, for each page that is open."""
-QUIET_LOOKS = 15
-"""After so many looks without news, something is sent: so a page that was closed is found out."""
 MAX_BODY_BYTES = 64_000
 MAX_BLAMED_LINES = 5_000
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
-)
-HEADERS = {
-    "content-security-policy": POLICY,
-    "cache-control": "no-store",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-}
 OPEN = {"/": "text/html", "/view.js": "text/javascript", "/view.css": "text/css"}
 """What is served without a token: the page's own files, with nothing of a workspace."""
-
-Answer: TypeAlias = Callable[[Request], Response]
 
 
 def view_app(source: CallSource, token: str, host: str, *, can_write: bool = False) -> Starlette:
@@ -55,8 +30,18 @@ def view_app(source: CallSource, token: str, host: str, *, can_write: bool = Fal
     if can_write and source.directory is None:
         raise ValueError("receipts alone cannot be written: name the directory")
     actions = Actions(source, source.directory) if can_write and source.directory is not None else None
+    app = Starlette(routes=call_routes(source, actions))
+    app.add_middleware(Guarded, token=token, host=host, is_open=OPEN.__contains__)
+    return app
+
+
+def call_routes(source: CallSource, actions: Actions | None = None) -> Sequence[BaseRoute]:
+    """Return the routes of the page of some calls, which may stand below another path."""
     parts = _Parts(source, actions)
-    routes = [Route("/", parts.shell), *(Route(f"/{name}", parts.static) for name in ("view.js", "view.css"))]
+    routes: list[BaseRoute] = [
+        Route("/", parts.shell),
+        *(Route(f"/{name}", parts.static) for name in ("view.js", "view.css")),
+    ]
     answers: dict[str, Answer] = {
         "/page": parts.page,
         "/rows": parts.rows,
@@ -68,13 +53,11 @@ def view_app(source: CallSource, token: str, host: str, *, can_write: bool = Fal
         "/changes/diff": parts.changes_diff,
         "/blame": parts.blame,
     }
-    routes += [Route(path, _in_thread(answer)) for path, answer in answers.items()]
+    routes += [Route(path, in_thread(answer)) for path, answer in answers.items()]
     routes.append(Route("/events", parts.events))
     if actions is not None:
         routes += [Route("/preview", parts.preview, methods=["POST"]), Route("/act", parts.act, methods=["POST"])]
-    app = Starlette(routes=routes)
-    app.add_middleware(_Guarded, token=token, host=host)
-    return app
+    return routes
 
 
 class _Parts:
@@ -88,7 +71,7 @@ class _Parts:
         return HTMLResponse(pages.shell_page())
 
     def static(self, request: Request) -> Response:
-        return Response(pages.static_file(request.url.path[1:]), media_type=OPEN[request.url.path])
+        return _static(request.url.path.rpartition("/")[2])
 
     def page(self, request: Request) -> Response:
         self._source.refresh()
@@ -125,7 +108,7 @@ class _Parts:
     def changes_diff(self, request: Request) -> Response:
         difference = self._source.difference(*_ends(request))
         at = _number(request, "file")
-        query = f"{pages.urlencode({'a': difference.since, 'b': difference.until})}&"
+        query = f"{pages.urlencode({'a': difference.since or '', 'b': difference.until or ''})}&"
         address = pages.DiffAddress("changes/diff", at, query)
         return HTMLResponse(pages.diff_part(difference.files[at], address, *_rows_of(request)))
 
@@ -135,20 +118,7 @@ class _Parts:
         return HTMLResponse(pages.blame_part(path, lines[:MAX_BLAMED_LINES], max(len(lines) - MAX_BLAMED_LINES, 0)))
 
     async def events(self, request: Request) -> Response:
-        return StreamingResponse(self._news(request), media_type="text/event-stream")
-
-    async def _news(self, request: Request) -> AsyncIterator[str]:
-        version, quiet = "", QUIET_LOOKS
-        while not await request.is_disconnected():
-            with suppress(
-                RingfenceError, OSError, ValueError, LookupError
-            ):  # it is being written: the next look has it
-                await run_in_threadpool(self._source.refresh)
-            quiet += 1
-            if self._source.version != version or quiet > QUIET_LOOKS:
-                version, quiet = self._source.version, 0
-                yield f"data: {version}\n\n"
-            await anyio.sleep(LOOK_SECONDS)
+        return event_stream(request, self._source)
 
     async def preview(self, request: Request) -> Response:
         return await self._asked(request, self._previewed)
@@ -175,24 +145,11 @@ class _Parts:
                 return PlainTextResponse("too much", 413)
         given = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
         # A change that has begun ends, even if its page is closed meanwhile.
-        return await to_thread.run_sync(lambda: _tried(lambda: JSONResponse(work(given))))
+        return await to_thread.run_sync(lambda: tried(lambda: JSONResponse(work(given))))
 
 
-def _in_thread(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        return await run_in_threadpool(lambda: _tried(lambda: answer(request)))
-
-    return endpoint
-
-
-def _tried(work: Callable[[], Response]) -> Response:
-    """Return the answer, or a line about what is wrong."""
-    try:
-        return work()
-    except LookupError as error:
-        return PlainTextResponse(one_line(str(error.args[0]) if error.args else "there is none", 500), 404)
-    except (RingfenceError, OSError, ValueError) as error:
-        return PlainTextResponse(one_line(describe_error(error), 500), 409)
+def _static(name: str) -> Response:
+    return Response(pages.static_file(name), media_type=OPEN[f"/{name}"])
 
 
 def _number(request: Request, name: str) -> int:
@@ -213,45 +170,6 @@ def _rows_of(request: Request) -> tuple[int, int, int]:
 
 def _ends(request: Request) -> Sequence[str]:
     return [request.query_params.get(name, "")[:100] for name in ("a", "b")]
-
-
-class _Guarded:
-    """Refuses requests of other pages, of other names for this machine, and without the token."""
-
-    def __init__(self, app: Any, token: str, host: str) -> None:
-        self._app = app
-        self._token = token.encode()
-        self._host = host
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *added]}
-            await send(message)
-
-        refusal = self._refusal(scope)
-        app = self._app if refusal is None else refusal
-        await app(scope, receive, send_with_headers)
-
-    def _refusal(self, scope: Any) -> Response | None:
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        hosts = [value for name, value in headers if name == "host"]
-        if hosts != [self._host]:
-            return PlainTextResponse("this is not the address of the page", 421)
-        if any(value != f"http://{self._host}" for name, value in headers if name == "origin"):
-            return PlainTextResponse("another page may not ask", 403)
-        if scope["path"] in OPEN:
-            return None
-        given = next((value for name, value in headers if name == "authorization"), "")
-        scheme, _, token = given.partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(token.encode("utf-8", "replace"), self._token):
-            return None
-        return PlainTextResponse("open the address that `ringfence view` printed", 401, {"www-authenticate": "Bearer"})
 
 
 async def serve_view(app: Starlette, listening: socket.socket) -> None:

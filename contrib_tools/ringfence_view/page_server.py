@@ -14,6 +14,8 @@ import anyio
 from anyio import to_thread
 
 from ringfence_view.app import serve_view, view_app
+from ringfence_view.batch_server import batch_app
+from ringfence_view.batch_source import BatchSource
 from ringfence_view.sources import CallSource
 
 
@@ -21,11 +23,17 @@ def main() -> None:
     """Serve until standard input ends. Its first line is a request of `ringfence_cli.page_process`."""
     request: Mapping[str, Any] = json.loads(sys.stdin.buffer.readline())
     with socket.socket(fileno=int(request["listening"])) as listening:
-        calls = CallSource(_path(request["directory"]), _path(request["receipts"]), str(request["title"]))
         host, port = listening.getsockname()
-        app = view_app(calls, str(request["token"]), f"{host}:{port}", can_write=bool(request["can_write"]))
-        anyio.run(_serve, app, listening)
+        anyio.run(_serve, _app(request, f"{host}:{port}"), listening)
     os._exit(0)  # a thread may still read standard input
+
+
+def _app(request: Mapping[str, Any], host: str) -> Any:
+    token = str(request["token"])
+    if (out := _path(request.get("batch"))) is not None:
+        return batch_app(BatchSource(out), token, host)
+    calls = CallSource(_path(request["directory"]), _path(request["receipts"]), str(request["title"]))
+    return view_app(calls, token, host, can_write=bool(request["can_write"]))
 
 
 async def _serve(app: Any, listening: socket.socket) -> None:

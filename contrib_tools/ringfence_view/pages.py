@@ -121,7 +121,7 @@ def text_part(part: ShownText) -> str:
 
 
 def changes_part(difference: StepDifference, *, exported: bool = False) -> Markup:
-    query = urlencode({"a": difference.since, "b": difference.until}) + "&"
+    query = urlencode({"a": difference.since or "", "b": difference.until or ""}) + "&"
     address = None if exported else DiffAddress("changes/diff", 0, query)
     return _template().changes(difference, _shown(difference.files, address), not exported)
 
@@ -155,7 +155,7 @@ def export_page(source: CallSource, *, contents: bool) -> str:
         if room < 0:
             part = Markup("<p>There was no room for it in this page.</p>")
         parts.append((f"entry/{entry.key}", part))
-    if source.has_history and contents:
+    if source.has_changes and contents:
         parts.append(("changes", changes_part(source.difference(), exported=True)))
     rest = Markup('<li class="rest dim">Older entries are not in this page.</li>') if page.next_key else Markup("")
     shown = entries if contents else [replace(entry, summary="") for entry in entries]

@@ -64,10 +64,10 @@ class EntryDetail:
 
 @dataclass(frozen=True, slots=True)
 class StepDifference:
-    """What changed between two steps."""
+    """What changed between two steps, or, with None, what came of calls that have no history."""
 
-    since: str
-    until: str
+    since: str | None
+    until: str | None
     files: Sequence[DiffFile]
     look_first: Sequence[Attention]
     notes: Sequence[str]
@@ -76,14 +76,25 @@ class StepDifference:
 class CallSource:
     """The calls of a workspace, of a file of receipts, or of both. Any thread may use it."""
 
-    def __init__(self, directory: Path | None, receipts: Path | None, title: str = "") -> None:
-        """``title`` is by default the path of either.
+    def __init__(
+        self,
+        directory: Path | None,
+        receipts: Path | None,
+        title: str = "",
+        *,
+        patch: Path | None = None,
+        parent: str = "",
+    ) -> None:
+        """``title`` is by default the path of either. ``patch`` is a file with what came of calls that have no history,
+        if it comes to be there. ``parent`` is the address of the page that this one belongs to.
 
         Raises FileNotFoundError, OSError, ValueError: what it is about cannot be read.
         """
         self.directory = directory
         self.title = one_line(escape_path(title or str(directory or receipts)), 200)
+        self.parent = parent
         self.notes: Sequence[str] = ()
+        self._patch = patch
         self._lock = RLock()
         self._secrets = Secrets()
         self.records = CallRecords(receipts, self._secrets.mask) if receipts is not None else None
@@ -99,6 +110,11 @@ class CallSource:
     @property
     def has_history(self) -> bool:
         return self.directory is not None
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether it can be said what came of the calls."""
+        return self.has_history or (self._patch is not None and self._patch.is_file())
 
     @contextmanager
     def opened(self, *, writable: bool = False) -> Generator[Workspace]:
@@ -226,7 +242,12 @@ class CallSource:
             del self._patches[old]
 
     def difference(self, since: str = "", until: str = "") -> StepDifference:
-        """What changed between two steps, by default from the oldest to the newest. Raises LookupError, ValueError."""
+        """What changed between two steps, by default from the oldest to the newest.
+
+        Raises LookupError, OSError, ValueError.
+        """
+        if self.directory is None and self._patch is not None:
+            return StepDifference(None, None, diff_files(self._patch.read_bytes(), self._secrets.mask), (), ())
         a, b = _step(since), _step(until)
         with self._lock, self.opened() as workspace:
             exported = workspace.export(a=a, b=b, with_ignored=False)

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from batches import task
 from viewed import viewed_workspace
 
+from ringfence_batch import Batch, Ledger, TaskResult
 from ringfence_sandbox import Workspace
 from ringfence_view import CallSource, export_page
 
@@ -45,22 +47,39 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a page that may write, of a workspace in `tmp_path / "tree"`."""
     monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
     root, receipts = viewed_workspace(tmp_path)
-    words = [sys.executable, "-m", "ringfence_cli", "view", root, "--receipts", receipts, "--write"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    yield from served("view", root, "--receipts", receipts, "--write")
+
+
+@pytest.fixture
+def batch_address(tmp_path: Path) -> Iterator[str]:
+    """The address of the page of a batch, of which a task is done, one failed, and one has no result."""
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "repo/a.txt").write_text("one\n")
+    fails = {"tool_calls": [{"name": "read_file", "arguments": {"file_path": "none"}}]}
+    tasks = [task(tmp_path / "repo", "good"), task(tmp_path / "repo", "bad", fails)]
+    Batch(tasks, out=tmp_path / "out").run(jobs=1)
+    Ledger.create(tmp_path / "out", [task(tmp_path / "repo", "later")])
+    yield from served("view", tmp_path / "out")
+
+
+def served(*words: str | Path) -> Iterator[str]:
+    """Run a command that prints the address of its page, and end it afterwards."""
+    command = [sys.executable, "-m", "ringfence_cli", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
         process.send_signal(signal.SIGINT)
         assert process.wait(20) in (0, 130)
 
 
-def opened(browser: Browser, address: str, **context: object) -> tuple[Page, list[str]]:
+def opened(browser: Browser, address: str, rows: str = "#rows > li", **context: object) -> tuple[Page, list[str]]:
     """A page, and what goes wrong in it."""
     page, wrong = browser.new_page(**context), list[str]()  # type: ignore[arg-type]
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("dialog", lambda dialog: wrong.append(f"dialog {dialog.message}"))
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
     page.goto(address)
-    page.wait_for_selector("#rows > li")
+    page.wait_for_selector(rows)
     return page, wrong
 
 
@@ -123,6 +142,13 @@ def test_an_exported_page_works_from_a_file(browser: Browser, source: CallSource
     page.close()
 
 
+def violations(page: Page) -> list[str]:
+    """What axe finds."""
+    axe = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    page.evaluate(f"{axe};0")
+    return page.evaluate("axe.run().then(found => found.violations.map(one => one.id + ' ' + one.nodes[0].html))")
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1024, 1600])
@@ -132,13 +158,45 @@ def test_everybody_can_use_the_page(browser: Browser, address: str, width: int, 
         page.locator(f"{key} .row").click()
         page.wait_for_selector(f"{key} table.diff")
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    found: list[str] = []
-    axe = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-    page.evaluate(f"{axe};0")
+    found = violations(page)
     for button in ("#split", "#tab-changes"):
-        found += page.evaluate("axe.run().then(found => found.violations.map(one => one.id + ' ' + one.nodes[0].html))")
         page.locator(button).click()
         page.wait_for_timeout(500)
-    found += page.evaluate("axe.run().then(found => found.violations.map(one => one.id + ' ' + one.nodes[0].html))")
+        found += violations(page)
     assert (found, wrong) == ([], [])
+    page.close()
+
+
+def test_a_batch_is_filtered_and_leads_to_the_calls_of_a_task_with_the_keyboard(
+    browser: Browser, batch_address: str, tmp_path: Path
+) -> None:
+    page, wrong = opened(browser, batch_address, "#tasks tbody tr")
+    assert "token" not in page.url
+    expect(page.locator("#tasks tbody tr")).to_have_count(3)
+    page.locator(".cause").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#tasks tbody tr")).to_have_count(1)
+    page.locator("#outcomes [data-outcome='']").press("Enter")
+    later = Ledger(tmp_path / "out").claim("later")
+    assert later is not None
+    later.publish(TaskResult("later", "done", attempt=1))
+    expect(page.locator("#outcomes [data-outcome=done]")).to_have_text("done 2")
+    page.get_by_label("calls of good").press("Enter")
+    page.wait_for_selector("#rows > li")
+    page.locator("#tab-changes").click()
+    expect(page.locator("#changes tr.add .c")).to_have_text("two")
+    page.locator(".up a").press("Enter")
+    page.wait_for_selector("#tasks tbody tr")
+    assert wrong == []
+    page.close()
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1024, 1600])
+def test_everybody_can_use_the_page_of_a_batch(browser: Browser, batch_address: str, width: int, scheme: str) -> None:
+    size = {"width": width, "height": 900}
+    page, wrong = opened(browser, batch_address, "#tasks tbody tr", viewport=size, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert (violations(page), wrong) == ([], [])
     page.close()
