@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from ringfence_guard import (
     list_paths,
     load_settings,
     open_guarded,
+    save_launcher,
     save_settings,
     stop_guard,
 )
@@ -109,15 +111,24 @@ def install(
         if root is not None:
             stop_guard(root)
             open_guarded(str(root)).close()  # the first opening reads all files, which no call should wait for
+        state = str(store_directory("/").parent.parent)
         command = HookCommand(
             sys.executable,
-            str(store_directory("/").parent.parent),
+            _program(),
+            state,
             "" if root is None else str(root),
             if_unavailable == "allow",
         )
+        save_launcher(state)
         installation.install(command)
         save_settings(root, settings)
         put_line(_described(settings))
+
+
+def _program() -> str:
+    """Where this very program is, as it was called: a tool manager's link to it outlives an upgrade."""
+    called = Path(sys.argv[0])
+    return os.path.abspath(called if called.name == "ringfence" else shutil.which("ringfence") or called)
 
 
 def _described(settings: GuardSettings) -> str:

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from ringfence_guard.guarded_workspace import open_guarded
     from ringfence_guard.installation import HookInstallation
     from ringfence_guard.own_files import OwnFilesPolicy
-    from ringfence_guard.settings import GuardSettings, client_path, guard_directory, load_settings, save_settings
+    from ringfence_guard.settings import (
+        GuardSettings,
+        client_path,
+        guard_directory,
+        load_settings,
+        save_launcher,
+        save_settings,
+    )
     from ringfence_guard.wording import list_paths
 
 __all__ = [
@@ -42,6 +49,7 @@ __all__ = [
     "load_settings",
     "open_guarded",
     "parse_event",
+    "save_launcher",
     "save_settings",
     "stop_guard",
 ]
@@ -73,6 +81,7 @@ _MODULES = {
     "load_settings": "settings",
     "open_guarded": "guarded_workspace",
     "parse_event": "events",
+    "save_launcher": "settings",
     "save_settings": "settings",
     "stop_guard": "connection",
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfence_guard.events import AgentName
-from ringfence_guard.settings import client_path, guard_directory
+from ringfence_guard.settings import client_path, guard_directory, launcher_path
 from ringfence_tools.client_files import ClientScope
 
 TIMEOUT_SECONDS = 120
@@ -25,6 +25,8 @@ class HookCommand:
     """The command line that an agent's hooks run."""
 
     interpreter: str
+    program: str
+    """The program `ringfence`, whose first line names the interpreter where this one has gone."""
     state: str
     """The state directory, absolute."""
     root: str = ""
@@ -34,7 +36,8 @@ class HookCommand:
     def words(self, agent: AgentName, seconds: float = TIMEOUT_SECONDS) -> Sequence[str]:
         root = ["--root", self.root, "--directory", str(guard_directory(self.root))] if self.root else []
         allow = ["--if-unavailable", "allow"] if self.allows_unavailable else []
-        first = [self.interpreter, "-I", "-S", client_path(), agent, "--state", self.state]
+        launcher = str(launcher_path(self.state))
+        first = ["/bin/sh", launcher, self.interpreter, client_path(), self.program, agent, "--state", self.state]
         return [*first, *root, "--timeout", f"{seconds:g}", *allow]
 
 

@@ -43,6 +43,20 @@ def client_path() -> str:
     return str(Path(__file__).with_name("hook_client.py"))
 
 
+def launcher_path(state: str | os.PathLike[str]) -> Path:
+    """What hooks run first, which is outside of any installation: it finds the client after an upgrade."""
+    return Path(state) / FOLDER / "hook.sh"
+
+
+def save_launcher(state: str | os.PathLike[str]) -> None:
+    """Write what hooks run first. Raises OSError."""
+    path = launcher_path(state)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_bytes(Path(__file__).with_name("hook_launcher.sh").read_bytes())
+    new.replace(path)
+
+
 def load_settings(root: str | os.PathLike[str]) -> GuardSettings:
     """Return the settings of a root; where it has none, those that were made for all of a person's projects.
 
