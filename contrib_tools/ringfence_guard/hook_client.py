@@ -15,6 +15,8 @@ TYPE_CHECKING = False  # typing takes as long to import as all else here
 if TYPE_CHECKING:
     from typing import Any
 
+CALL_VARIABLE = "RINGFENCE_CALL"
+"""In the environment of a command that ringfence runs."""
 BEFORE = ("PreToolUse", "BeforeTool", "tool.execute.before")
 ENDS = ("SessionEnd", "Stop", "session.idle")
 START_SECONDS = 30.0
@@ -60,6 +62,50 @@ def directory_of(state: str, root: str) -> str:
 
     name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:32]
     return os.path.join(state, "stores", name, "guard")
+
+
+def is_inside_call(state: str, *directories: str) -> bool:
+    """Whether this is a part of a call of `ringfence exec` over one of these directories, or one above. What the agent
+    changes is a part of that transaction then, and is no step of its own."""
+    above: set[int] = set()
+    process = os.getppid()
+    while process > 1 and process not in above:
+        above.add(process)
+        process = parent_of(process)
+    for directory in directories:
+        place = os.path.realpath(directory)
+        while True:
+            if holder_of(os.path.dirname(directory_of(state, place))) in above:
+                return True
+            if place == os.path.dirname(place):
+                break
+            place = os.path.dirname(place)
+    return False
+
+
+def holder_of(store: str) -> int:
+    """The process that has the workspace of a store open; 0 where none has."""
+    import fcntl
+
+    try:
+        with open(os.path.join(store, "holder"), errors="replace") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                words = file.read().split()
+                return int(words[1]) if words[:1] == ["process"] else 0
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
+
+
+def parent_of(process: int) -> int:
+    """The process that started one; 0 for one that is gone."""
+    try:
+        with open(f"/proc/{process}/stat", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def connect(directory: str, deadline: float) -> _socket.socket:
@@ -205,6 +251,8 @@ def answered(words: list[str], event: bytes, deadline: float) -> bytes | None:
     if not root:
         root = root_of(str(parsed(event).get("cwd") or os.getcwd()), state)
         directory = directory_of(state, root)
+    if CALL_VARIABLE in os.environ and is_inside_call(state, root, os.getcwd()):
+        return None
     head = f'{{"kind": "event", "agent": "{words[0]}", "process": {agent_process()}, '
     head += f'"seconds": {deadline - time.monotonic():.3f}, "payload": '
     question = head.encode() + event.replace(b"\n", b" ").replace(b"\r", b" ") + b"}\n"
