@@ -18,6 +18,8 @@ TIMEOUT_SECONDS = 120
 QUICK_SECONDS = 3
 """The longest that Codex waits for hooks at an interrupt, and at the end of a session."""
 PLUGIN = "ringfence-guard.js"
+UNDO_COMMAND = "guard-undo.md"
+"""The command of an agent in which the prompt `undo!` has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,12 @@ class HookCommand:
     root: str = ""
     """The directory that is guarded. Empty: the repository that the agent works in."""
     allows_unavailable: bool = False
+
+    @property
+    def undo_line(self) -> str:
+        """What undoes the newest steps, for a shell. A number may follow."""
+        root = ["--directory", self.root] if self.root else []
+        return f"RINGFENCE_STATE_DIR={shlex.quote(self.state)} {shlex.join([self.program, 'guard', 'undo', *root])}"
 
     def words(self, agent: AgentName, seconds: float = TIMEOUT_SECONDS) -> Sequence[str]:
         root = ["--root", self.root, "--directory", str(guard_directory(self.root))] if self.root else []
@@ -78,10 +86,16 @@ class GuardedAgent:
             found[event] = {**({"matcher": self.matcher} if event in self.calls else {}), "hooks": [hook]}
         return found
 
-    def plugin(self, command: HookCommand) -> str:
-        """The text of a plug-in, for an agent that has no hooks in a file."""
-        template = Path(__file__).with_name("opencode_plugin.js").read_text(encoding="utf-8")
-        return template.replace("__COMMAND__", json.dumps([*command.words(self.name)]))
+    def files(self, scope: ClientScope, command: HookCommand) -> Mapping[Path, str]:
+        """The whole files of an agent that has no hooks in a file of settings: a plug-in, and a command for an undo."""
+        texts = {
+            self.file(scope): ("opencode_plugin.js", json.dumps([*command.words(self.name)])),
+            _opencode_command(scope): ("opencode_undo.md", command.undo_line),
+        }
+        return {
+            path: Path(__file__).with_name(name).read_text(encoding="utf-8").replace("__COMMAND__", line)
+            for path, (name, line) in texts.items()
+        }
 
 
 def _codex_file(scope: ClientScope) -> Path:
@@ -91,6 +105,10 @@ def _codex_file(scope: ClientScope) -> Path:
 
 def _opencode_file(scope: ClientScope) -> Path:
     return scope.directory / (".config/opencode/plugin" if scope.personal else ".opencode/plugin") / PLUGIN
+
+
+def _opencode_command(scope: ClientScope) -> Path:
+    return scope.directory / (".config/opencode/command" if scope.personal else ".opencode/command") / UNDO_COMMAND
 
 
 def _claude_file(scope: ClientScope) -> Path:
@@ -110,7 +128,10 @@ GUARDED_AGENTS: Mapping[str, GuardedAgent] = {
             ("SessionStart", "UserPromptSubmit", "PostToolBatch", "SubagentStop", "Stop", "SessionEnd"),
             r"Bash|Edit|MultiEdit|Write|NotebookEdit|mcp__.*",
             on_failure={"onFailure": "block"},
-            notes=("start claude anew. `--bare`, `--safe-mode` and `disableAllHooks` switch the guard off",),
+            notes=(
+                "start claude anew. `--bare`, `--safe-mode` and `disableAllHooks` switch the guard off",
+                "it tells nothing of a call after Esc: the next prompt settles that",
+            ),
         ),
         GuardedAgent(
             "codex",
@@ -127,7 +148,9 @@ GUARDED_AGENTS: Mapping[str, GuardedAgent] = {
                     "`codex exec` says nothing of it. Hooks of a project also need a trusted project"
                 ),
                 "it tells no exit code, and nothing of commands within its code mode",
+                "it tells no end of `apply_patch` in a shell, nor of a command that goes on: a later event settles it",
                 "a hook that is missing, or takes too long, lets the call run",
+                "`codex exec` does not print what `undo!` has done",
             ),
         ),
         GuardedAgent(
@@ -141,7 +164,7 @@ GUARDED_AGENTS: Mapping[str, GuardedAgent] = {
             1000,
             notes=(
                 "start gemini anew, in a folder that it trusts",
-                "it tells no exit code, and not which calls are a sub-agent's",
+                "it tells no exit code, not which calls are a sub-agent's, and no two equal calls at once apart",
                 "a hook that takes too long lets the call run",
             ),
         ),
@@ -154,7 +177,12 @@ GUARDED_AGENTS: Mapping[str, GuardedAgent] = {
             ("SessionStart", "UserPromptSubmit", "PostToolBatch", "SubagentStop", "Stop", "SessionEnd"),
             r"run_shell_command|write_file|edit|notebook_edit|mcp__.*",
             1000,
-            notes=("start qwen anew", "a hook that is missing, or takes too long, lets the call run"),
+            notes=(
+                "start qwen anew",
+                "a denial is added to the result of its call, and does not take its place",
+                "a hook that is missing, or takes too long, lets the call run",
+                "`qwen -p` does not print what `undo!` has done",
+            ),
         ),
         GuardedAgent(
             "opencode",
@@ -165,7 +193,9 @@ GUARDED_AGENTS: Mapping[str, GuardedAgent] = {
                     "start opencode anew. It installs @opencode-ai/plugin beside a plug-in, which is 64 MB: "
                     "--user keeps that out of the project"
                 ),
-                "a call of a tool that fails has no end there: it is kept",
+                "a call of a tool that fails has no end there: the next event settles it",
+                "what a person does meanwhile is told to the model with its next call, not with a prompt",
+                "the prompt `undo!` has no effect there: `/guard-undo 2` undoes the newest two steps of agents",
             ),
         ),
     )

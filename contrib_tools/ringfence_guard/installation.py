@@ -14,7 +14,7 @@ from ringfence_tools.client_files import ClientScope, ConfigEdit, ConfigFile, Co
 
 OWN_COMMAND = "ringfence_guard/hook_client.py"
 """By this the hooks of the guard are known, of any installation."""
-_OWN_PLUGIN = "// Written by `ringfence guard install"
+_OWN_FILE = "Written by `ringfence guard install"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class HookInstallation:
         """Whether the file has hooks of the guard. One that cannot be read has none."""
         with suppress(OSError, ValueError):
             if not self.agent.calls:
-                return self.path.exists() and self.path.read_text().startswith(_OWN_PLUGIN)
+                return self.path.exists() and _OWN_FILE in self.path.read_text()
             return any(self._own(ConfigFile(self.path), event) for event in self._events())
         return False
 
@@ -46,7 +46,7 @@ class HookInstallation:
             OSError: a file cannot be read or written.
         """
         if not self.agent.calls:
-            self._write_plugin(self.agent.plugin(command))
+            self._write_files(self.agent.files(self.scope, command))
         else:
             groups = self.agent.groups(command)
             self._edit({event: [groups[event]] for event in groups})
@@ -58,7 +58,8 @@ class HookInstallation:
         if self.agent.calls:
             self._edit({})
         else:
-            self._write_plugin("")
+            nothing = HookCommand("", "", "")
+            self._write_files(dict.fromkeys(self.agent.files(self.scope, nothing), ""))
 
     def _events(self) -> Sequence[str]:
         return (*self.agent.calls, *self.agent.others)
@@ -100,25 +101,27 @@ class HookInstallation:
             raise UneditableFileError(f"{file.path}: hooks.{event} holds no list, and stays as it is")
         return [group for group in cast("list[Any]", groups or []) if _is_own(group)]
 
-    def _write_plugin(self, text: str) -> None:
-        path = self.path
-        held = path.read_text() if path.exists() else ""
-        if held and not held.startswith(_OWN_PLUGIN):
-            raise UneditableFileError(f"{path} is somebody else's, and stays as it is")
-        if held == text:
-            self.say(f"{self.agent.title}: nothing was changed in {path}")
+    def _write_files(self, files: Mapping[Path, str]) -> None:
+        """Write whole files, or remove those whose text is empty."""
+        held = {path: path.read_text() if path.exists() else "" for path in files}
+        for path, text in held.items():
+            if text and _OWN_FILE not in text:
+                raise UneditableFileError(f"{path} is somebody else's, and stays as it is")
+        if held == files:
+            self.say(f"{self.agent.title}: nothing was changed in {self.path}")
             return
-        if not text:
-            path.unlink()
-            with suppress(OSError):  # it is not empty
-                path.parent.rmdir()
-                path.parent.parent.rmdir()
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_name(f".{path.name}.{os.getpid()}")
-            new.write_text(text)
-            new.replace(path)
-        self.say(f"{self.agent.title}: {'installed in' if text else 'removed'} {path}")
+        for path, text in files.items():
+            if not text:
+                path.unlink(missing_ok=True)
+                with suppress(OSError):  # it is not empty
+                    path.parent.rmdir()
+                    path.parent.parent.rmdir()
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                new = path.with_name(f".{path.name}.{os.getpid()}")
+                new.write_text(text)
+                new.replace(path)
+            self.say(f"{self.agent.title}: {'installed in' if text else 'removed'} {path}")
 
 
 def _is_own(group: object) -> bool:

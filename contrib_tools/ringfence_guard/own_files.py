@@ -22,6 +22,7 @@ AGENT_SETTINGS = (
     ".codex/config.toml",
     ".gemini/settings.json",
     ".qwen/settings.json",
+    ".opencode/command/guard-undo.md",
     ".opencode/plugin/*",
     ".opencode/plugins/*",
     "opencode.json*",

@@ -22,6 +22,8 @@ class GuardedRun:
     shell: str
     key: str = "command"
     more: Mapping[str, Any] | None = None
+    undo: str = ""
+    """The undo from inside of the agent, which asks the model."""
 
 
 RUNS = {
@@ -36,7 +38,9 @@ RUNS = {
         "run_shell_command",
         more={"description": "run"},
     ),
-    "opencode": GuardedRun("opencode run 'Work.'", "bash", more={"description": "run"}),
+    "opencode": GuardedRun(
+        "opencode run 'Work.'", "bash", more={"description": "run"}, undo="opencode run --command guard-undo 2"
+    ),
     "qwen": GuardedRun(
         "qwen --approval-mode yolo -p 'Work.'", "run_shell_command", more={"description": "run", "is_background": False}
     ),
@@ -76,14 +80,15 @@ def test_a_real_agents_commands_are_steps_and_its_model_reads_what_went_back(nam
         {"id": f"call_{number}", "name": run.shell, "arguments": {run.key: script, **(run.more or {})}}
         for number, script in enumerate(SCRIPTS)
     ]
-    with Model(run.shell, [*({"tool_calls": [call]} for call in calls), {"text": "Done."}]) as model:
+    with Model(run.shell, [*({"tool_calls": [call]} for call in calls), *[{"text": "Done."}] * 2]) as model:
         place.log_in(model.url)
         place.run(f"ringfence guard install {name} --policy deny:/protected")
         try:
             place.run(run.line, model.url)
             log = json.loads(place.run("ringfence guard log --json"))["calls"]
             told = json.dumps(model.asked[1].body)
-            undone = place.run("ringfence guard undo 2")
+            undone = place.run(run.undo or "ringfence guard undo 2", model.url)
+            undone = json.dumps(model.asked[-1].body) if run.undo else undone
         finally:
             place.run("ringfence guard stop")
     assert "protected must not be created" in told

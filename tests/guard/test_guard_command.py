@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import ringfence_text
+from command_line import ringfence_process, ringfence_text
 from store_bytes import store_bytes
 
 from ringfence_guard import guard_directory, open_guarded
@@ -28,6 +28,7 @@ FILES = {
 }
 BEFORE = {"claude": "PreToolUse", "codex": "PreToolUse", "gemini": "BeforeTool", "qwen": "PreToolUse"}
 PLUGIN = ".opencode/plugin/ringfence-guard.js"
+UNDO = ".opencode/command/guard-undo.md"
 OWN = {"hooks": [{"type": "command", "command": "echo own"}]}
 
 Guard = Callable[..., str]
@@ -185,18 +186,28 @@ def test_a_plug_in_is_installed_for_opencode_and_removed_again(guard: Guard, roo
     text = (root / PLUGIN).read_text()
     assert "__COMMAND__" not in text
     assert "hook_client.py" in text
+    assert f"ringfence guard undo --directory {root} $ARGUMENTS" in (root / UNDO).read_text()
     guard("install", "opencode", "--if-unavailable", "allow")
     assert '"--if-unavailable", "allow"' in (root / PLUGIN).read_text()
     guard("uninstall", "opencode")
     assert not (root / ".opencode").exists()
 
 
-def test_somebody_elses_plug_in_stays(guard: Guard, root: Path) -> None:
-    (root / PLUGIN).parent.mkdir(parents=True)
-    (root / PLUGIN).write_text("mine")
+@pytest.mark.parametrize("file", [PLUGIN, UNDO])
+def test_somebody_elses_plug_in_stays(guard: Guard, root: Path, file: str) -> None:
+    (root / file).parent.mkdir(parents=True)
+    (root / file).write_text("mine")
     assert "somebody else's" in guard("install", "opencode", exit_code=2)
     assert "somebody else's" in guard("uninstall", "opencode", exit_code=2)
-    assert (root / PLUGIN).read_text() == "mine"
+    assert [path.read_text() for path in (root / ".opencode").rglob("*.*")] == ["mine"]
+
+
+def test_other_files_beside_a_plug_in_stay(guard: Guard, root: Path) -> None:
+    (root / UNDO).parent.mkdir(parents=True)
+    (root / UNDO).with_name("mine.md").write_text("mine")
+    guard("install", "opencode")
+    guard("uninstall", "opencode")
+    assert [path.name for path in (root / ".opencode").rglob("*.*")] == ["mine.md"]
 
 
 @pytest.mark.parametrize("agent", ["codex", "gemini"])
@@ -317,6 +328,33 @@ def test_an_undo_that_waits_for_a_call_does_not_take_its_step_unsaid(guard: Guar
     assert (root / "2.txt").exists()
     assert ringfence_text("undo", cwd=root).returncode == 0
     assert sorted(path.name for path in root.glob("[0-9].txt")) == ["1.txt"]
+
+
+def test_an_agent_within_an_exec_is_a_part_of_that_transaction(guard: Guard, root: Path) -> None:
+    guard("install", "claude")
+    bash(root, "echo 1 > 1.txt")
+    (root / "below").mkdir()
+    call = {"tool_name": "Bash", "tool_input": {"command": "x"}, "tool_use_id": "x", "tool_response": {}}
+    lines = ["set -e"]
+    for name in ("SessionStart", "PreToolUse", "PostToolUse", "Stop", "SessionEnd"):
+        (hook,) = settings(root / FILES["claude"][0])["hooks"][name][0]["hooks"]
+        event = {"hook_event_name": name, "session_id": "t", "cwd": str(root), "prompt_id": "p", **call}
+        lines.append(
+            f"echo {shlex.quote(json.dumps(event))} | {hook['command']} >> {shlex.quote(str(root.parent))}/said 2>&1"
+        )
+        lines.append(f"echo {name} > {name}.txt")
+    agent = root.parent / "agent.sh"
+    agent.write_text("\n".join(lines))
+    for directory, exit_code in ((".", 0), ("below", 3)):
+        done = ringfence_process("exec", directory, "--", "sh", "-c", f"sh {agent}; exit {exit_code}", cwd=root)
+        assert done.returncode == exit_code, done.stderr
+    assert (root.parent / "said").read_text() == ""
+    assert (root / "Stop.txt").exists()
+    steps = json.loads(ringfence_text("log", "--json", cwd=root).stdout)["log"]
+    assert [step["tool"] for step in steps if step["number"]] == ["exec", "Bash"]
+    assert len(guard("log").splitlines()) == 1
+    bash(root, "echo 2 > 2.txt")
+    assert len(guard("log").splitlines()) == 2
 
 
 def test_one_undo_after_another_goes_back_step_by_step_and_past_the_steps_of_others(guard: Guard, root: Path) -> None:
