@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ringfence.runtime.policy import Policy
 from ringfence_guard import wording
 from ringfence_guard.background_commands import BackgroundCommands
-from ringfence_guard.events import HookEvent
 from ringfence_guard.guard_log import CallKind, GuardedCallRecord, GuardLog
 from ringfence_guard.judging import EachChangePolicy, SomeDeniedError
 from ringfence_guard.kept_calls import OpenCall, SessionKey
@@ -38,7 +37,7 @@ class CallAdoption:
     ) -> None:
         """``pending`` gets what models are to be told with a later event. ``restored`` are looks of an earlier guard,
         which may have adopted them before it was killed."""
-        self._workspace, self._log, self._policies = workspace, log, policies
+        self._workspace, self._log, self.policies = workspace, log, policies
         self._background, self._pending, self._restored = background, pending, restored
 
     def adopt(
@@ -96,9 +95,11 @@ class CallAdoption:
             record = GuardedCallRecord.of(kind, call.event, step=step, aborted=aborted, paths=paths)
             self._log.append(replace(record, policy=policy, reason=reason))
 
-    def _adopted_before(self, calls: Sequence[OpenCall], call_id: str) -> str:
+    def _adopted_before(self, calls: Sequence[OpenCall], call_id: str | None) -> str:
         """Log what became of calls that an earlier guard adopted and was killed before it said so. Return what their
         models are told."""
+        if call_id is None:
+            return ""
         workspace, session = self._workspace(), calls[0].event.session_id
         began = datetime.fromtimestamp(int(calls[0].began), UTC)
         records = self._log.read()
@@ -114,24 +115,30 @@ class CallAdoption:
                 return wording.describe_denied_before(entry.paths, entry.number)
         return ""
 
-    def adopt_path_by_path(self, event: HookEvent, mark: str, paths: Sequence[str] | None, note: str) -> None:
+    def adopt_path_by_path(self, call: OpenCall, note: str) -> None:
         """Keep changes but for the paths that policies deny, which are rolled back alone."""
-        tool = event.tool or "unattributed"
-        each = EachChangePolicy(self._policies)
-        client = event.agent if event.tool else ""
+        event, mark = call.event, call.mark
+        each = EachChangePolicy(self.policies)
+        call_id = event.call_id or None
         adopt = partial(
-            self._workspace().adopt, tool=tool, session_id=event.session_id, prompt_id=event.prompt_id, client=client
+            self._workspace().adopt,
+            tool=event.tool or "unattributed",
+            call_id=call_id,
+            session_id=event.session_id,
+            prompt_id=event.prompt_id,
+            client=event.agent if event.tool else "",
         )
         try:
-            done = adopt(mark, paths=paths, policies=[each])
+            done = adopt(mark, paths=call.paths, policies=[each])
         except ValueError:
             if mark not in self._restored:
                 raise
+            self._adopted_before([call], call_id)
             return
         except SomeDeniedError:
             denied = sorted(each.denied)
             apart = self._workspace().begin_look(paths=[])
-            back = adopt(apart, paths=denied, policies=self._policies)
+            back = adopt(apart, paths=denied, policies=self.policies)
             gone = [change.path for change in back.changes]
             policy, _, reason = each.denied[denied[0]].partition(": ")
             record = GuardedCallRecord.of(
@@ -142,8 +149,10 @@ class CallAdoption:
             for key in {event.actor[:2], *self._background.loose}:
                 if key[1]:
                     self._pending.setdefault(key, []).append(text)
-            done = adopt(mark, paths=paths)
+            done = adopt(mark, paths=call.paths)
         if changed := [change.path for change in done.changes]:
             step = None if done.step is None else done.step.number
             kind: CallKind = "kept" if event.tool else "unattributed"
             self._log.append(GuardedCallRecord.of(kind, event, step=step, paths=changed, note=note))
+        elif mark in self._restored:
+            self._adopted_before([call], call_id)

@@ -16,6 +16,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from ringfence.errors import WorkspaceLockedError
+from ringfence.escapes import escape_path
 from ringfence.runtime.policy import Policy
 from ringfence_guard import wording
 from ringfence_guard.adoption import CallAdoption
@@ -66,6 +67,8 @@ class GuardedCalls:
         it."""
         self._open_workspace = open_workspace
         self._opened: Workspace | None = None
+        self._opened_at: tuple[int, int] | None = None
+        """Which directory it is."""
         self._root = os.path.realpath(root)
         self._log = log
         self._settings = GuardSettings() if settings is None else settings
@@ -105,6 +108,7 @@ class GuardedCalls:
     def _workspace(self) -> Workspace:
         """Raises WorkspaceLockedError while somebody else has it, and as `Workspace.open`."""
         if self._opened is None:
+            self._opened_at = self._place()
             self._opened = self._open_workspace()
             if not self._goes_on and not self._background:
                 self._opened.look()
@@ -134,6 +138,15 @@ class GuardedCalls:
             if self._opened is not None:
                 self._opened.close()
                 self._opened = None
+
+    def _place(self) -> tuple[int, int]:
+        """Which directory the root is now. Raises FileNotFoundError."""
+        try:
+            found = os.stat(self._root)
+        except FileNotFoundError:
+            again = "if it was moved, run `ringfence guard install` in it again"
+            raise FileNotFoundError(f"{escape_path(self._root)} is gone: {again}") from None
+        return found.st_dev, found.st_ino
 
     def lend(self, wait: Callable[[], None]) -> str:
         """Close the workspace for somebody else, and wait until that one has it.
@@ -173,6 +186,12 @@ class GuardedCalls:
                 self._save()
                 self._turn.notify_all()
         return answer
+
+    def judge_by(self, policies: Sequence[Policy], settings: GuardSettings) -> None:
+        """Judge what ends from now on by these policies and settings."""
+        with self._turn:
+            self._settings = settings
+            self._policies = self._adoption.policies = (self._own_files, *policies)
 
     def watched(self, session: SessionKey, process: int, started: int) -> None:
         """The process of an agent's session is known, and when it started."""
@@ -279,6 +298,8 @@ class GuardedCalls:
             self._log.append(GuardedCallRecord.of("refused", event, note="in the background"))
             return HookAnswer(denial=wording.describe_background(event))
         paths = None if event.paths is None else self._inside(event.paths)
+        if self._place() != self._opened_at:
+            self.close()
         if paths == () or self._is_repeated(event):
             return HookAnswer()
         self.open(patience)
@@ -400,7 +421,7 @@ class GuardedCalls:
                 self._file_calls.remove(call)
                 if call.verdict:
                     self._pending.setdefault(event.actor[:2], []).append(call.verdict)
-                self._adoption.adopt_path_by_path(event, call.mark, call.paths, "its end was never told")
+                self._adoption.adopt_path_by_path(call, "its end was never told")
                 continue
             group = self._group
             assert group is not None
@@ -416,14 +437,15 @@ class GuardedCalls:
             elif not group.ended:
                 self._settle_files()
                 self._group = None
-                self._adoption.adopt_path_by_path(event, group.mark, None, "its end was never told")
+                self._adoption.adopt_path_by_path(call, "its end was never told")
 
     def _judge_loose(self) -> None:
         """Look at what commands that may still run have changed since the last look, or somebody else."""
         if self._background and self._group is None:
             self._settle_files()
             event = HookEvent("claude", "", "other", "", "", arguments="; ".join(self._background.lines()))
-            self._adoption.adopt_path_by_path(event, self._workspace.begin_look(paths=[]), None, wording.MAYBE_OTHERS)
+            loose = OpenCall(event, self._workspace.begin_look(paths=[]), None)
+            self._adoption.adopt_path_by_path(loose, wording.MAYBE_OTHERS)
 
     # Undo by a prompt.
 

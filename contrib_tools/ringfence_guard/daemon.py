@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import selectors
+import select
 import signal
 import socket
 import struct
@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from time import monotonic
-from typing import Any, cast
+from time import monotonic, sleep
+from typing import IO, Any, cast
 
-import click
-
+import ringfence
 from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence.failures import describe_error
 from ringfence_guard.answers import format_answer
@@ -30,19 +29,22 @@ from ringfence_guard.calls import HOOK_SECONDS, GuardedCalls
 from ringfence_guard.events import AgentName, HookEvent, parse_event
 from ringfence_guard.guard_log import GuardLog
 from ringfence_guard.guarded_workspace import open_guarded
-from ringfence_guard.settings import load_settings, make_guard_directory
-from ringfence_tools.runs.owner_policies import policies_of
+from ringfence_guard.judging import ChosenPolicies
+from ringfence_guard.settings import make_guard_directory
 
 SOCKET = "socket"
 MAX_LINE = 64 << 20
 """The most bytes of a question. An event has the whole result of its call."""
+QUESTION_SECONDS = 10.0
+"""How long a question may take to come whole."""
 IDLE_SECONDS = 600.0
 """How long a guard stays after the last session has ended."""
 POLL_SECONDS = 1.0
 RELEASE_QUESTION = b'{"kind": "release"}\n'
 """What `Workspace.open` asks."""
 LOCK_SECONDS = 5.0
-"""How long somebody else may take to lock a workspace that was handed over."""
+"""How long somebody else may take to lock a workspace that was handed over, and another guard to end."""
+LOCK_POLL_SECONDS = 0.02
 
 
 class SessionProcesses:
@@ -76,10 +78,12 @@ class SessionProcesses:
 
     def dead(self) -> list[tuple[str, str]]:
         """The sessions whose process has ended since the last time."""
-        with self._lock, selectors.DefaultSelector() as selector:
-            for session, descriptor in self._descriptors.items():
-                selector.register(descriptor, selectors.EVENT_READ, session)
-            found = [key.data for key, _ in selector.select(0)]
+        with self._lock:
+            poll = select.poll()
+            for descriptor in self._descriptors.values():
+                poll.register(descriptor, select.POLLIN)
+            ended = {descriptor for descriptor, _ in poll.poll(0)}
+            found = [session for session, descriptor in self._descriptors.items() if descriptor in ended]
         for session in found:
             self.forget(session)
         return found
@@ -88,14 +92,18 @@ class SessionProcesses:
 class GuardServer:
     """Answers on a socket until it is stopped, or nobody has asked anything for a while."""
 
-    def __init__(self, root: str, calls: GuardedCalls, log: GuardLog, idle_seconds: float) -> None:
-        self._root, self._calls, self._log = root, calls, log
+    def __init__(self, root: str, calls: GuardedCalls, chosen: ChosenPolicies, idle_seconds: float) -> None:
+        self._root, self._calls, self._chosen = root, calls, chosen
         self._idle_seconds = idle_seconds
+        self._program = _program()
         self._sessions = SessionProcesses()
         self._stopped = threading.Event()
         self._active = 0
         self._used = monotonic()
         self._count = threading.Lock()
+        self._reading = threading.Lock()
+        self._asking: set[socket.socket] = set()
+        """The connections whose question has not come whole."""
         self._last_events: dict[str, str] = {}
         self._commands: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "status": self._status,
@@ -114,13 +122,22 @@ class GuardServer:
         listening.settimeout(POLL_SECONDS)
         threads: list[threading.Thread] = []
         while not self._stopped.is_set() and not self._is_idle():
+            if _program() != self._program:
+                _say("ringfence was upgraded or removed: this guard ends, and the next event starts another one")
+                break
             for agent, session in self._sessions.dead():
                 self._end_session(agent, session)
             with suppress(TimeoutError):
                 connection, _ = listening.accept()
+                with self._count:
+                    self._asking.add(connection)
                 thread = threading.Thread(target=self._answer, args=(connection,))
                 thread.start()
                 threads = [*(one for one in threads if one.is_alive()), thread]
+        with self._count:
+            for connection in self._asking:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RD)
         for thread in threads:
             thread.join()
 
@@ -139,15 +156,33 @@ class GuardServer:
         try:
             with connection, suppress(OSError):
                 if _peer(connection) == os.getuid():
-                    line = _line(connection)
+                    line = self._line(connection)
                     if line == RELEASE_QUESTION:
                         self._release(connection)
                     else:
                         connection.sendall(self._respond(line))
         finally:
             with self._count:
+                self._asking.discard(connection)
                 self._active -= 1
                 self._used = monotonic()
+
+    def _line(self, connection: socket.socket) -> bytes:
+        """The question. Raises OSError for one that is too long, or does not come whole in time."""
+        until = monotonic() + QUESTION_SECONDS
+        received = bytearray()
+        try:
+            while not received.endswith(b"\n"):
+                connection.settimeout(max(0.01, until - monotonic()))
+                part = connection.recv(1 << 16)
+                if not part or len(received) > MAX_LINE or monotonic() > until:
+                    raise OSError("the question was cut off")
+                received += part
+        finally:
+            with self._count:
+                self._asking.discard(connection)
+        connection.settimeout(QUESTION_SECONDS)
+        return bytes(received)
 
     def _release(self, connection: socket.socket) -> None:
         """Hand the workspace over. Who asked closes the connection when it has the lock."""
@@ -198,6 +233,8 @@ class GuardServer:
             if started := self._sessions.watch(session, process):
                 self._calls.watched(session, process, started)
         try:
+            if event.phase == "before":
+                self._refresh()
             answer = self._calls.handle(event, patience_seconds=float(given.get("seconds") or HOOK_SECONDS))
         except (RingfenceError, OSError, ValueError) as error:
             return self._failed(event, error)
@@ -205,6 +242,12 @@ class GuardServer:
             self._sessions.forget(session)
         output = format_answer(event, answer)
         return {"stdout": output.stdout, "stderr": output.stderr, "exit_code": output.exit_code}
+
+    def _refresh(self) -> None:
+        """Judge by what a person has chosen meanwhile. Raises ValueError where that cannot be understood."""
+        with self._reading:
+            if self._chosen.read():
+                self._calls.judge_by(self._chosen.policies, self._chosen.settings)
 
     @staticmethod
     def _failed(event: HookEvent, error: Exception) -> dict[str, Any]:
@@ -245,35 +288,30 @@ class GuardServer:
 def serve(root: str, idle_seconds: float = IDLE_SECONDS) -> int:
     """Guard a directory until nobody needs it any more. Return the exit code of the process.
 
-    There is one guard of a directory: a second one ends at once.
+    There is one guard of a directory: a second one ends, unless the first one does soon.
     """
     directory = make_guard_directory(root)
     with ExitStack() as stack:
         lock = stack.enter_context(open(directory / "guard.lock", "w"))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(lock):
             return 0
-        log = GuardLog(directory)
         try:
-            settings = load_settings(root)
-            policies = policies_of(Path(root), settings.policies)
+            chosen = ChosenPolicies(root)
             calls = GuardedCalls(
                 root,
-                log,
+                GuardLog(directory),
                 open_workspace=partial(open_guarded, root),
-                policies=policies,
-                settings=settings,
+                policies=chosen.policies,
+                settings=chosen.settings,
                 state=directory,
             )
             stack.callback(calls.close)
             with suppress(WorkspaceLockedError):  # it is opened when it is needed
                 calls.open()
-        except (RingfenceError, OSError, ValueError, click.ClickException) as error:
-            words = error.format_message() if isinstance(error, click.ClickException) else describe_error(error)
-            _say(words)
+        except (RingfenceError, OSError, ValueError) as error:
+            _say(describe_error(error))
             return 2
-        server = GuardServer(root, calls, log, idle_seconds)
+        server = GuardServer(root, calls, chosen, idle_seconds)
 
         def stop(number: int, frame: object) -> None:
             server.stop()
@@ -290,6 +328,30 @@ def serve(root: str, idle_seconds: float = IDLE_SECONDS) -> int:
         listening.listen(64)
         server.run(listening)
     return 0
+
+
+def _locked(lock: IO[str]) -> bool:
+    """Whether this is the guard of the directory, now or soon: the one before may be about to end."""
+    until = monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() > until:
+                return False
+            sleep(LOCK_POLL_SECONDS)
+        else:
+            return True
+
+
+def _program() -> tuple[tuple[int, int], ...]:
+    """Which program this is, by its files."""
+    found: list[tuple[int, int]] = []
+    for file in (__file__, ringfence.__file__):
+        with suppress(OSError):
+            one = os.stat(file)
+            found.append((one.st_ino, one.st_mtime_ns))
+    return tuple(found)
 
 
 def _say(text: str) -> None:
@@ -312,14 +374,3 @@ def _peer(connection: socket.socket) -> int:
     form = "3i"
     held = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(form))
     return struct.unpack(form, held)[1]
-
-
-def _line(connection: socket.socket) -> bytes:
-    connection.settimeout(10)
-    received = b""
-    while not received.endswith(b"\n"):
-        part = connection.recv(1 << 16)
-        if not part or len(received) > MAX_LINE:
-            raise OSError("the question was cut off")
-        received += part
-    return received

@@ -253,9 +253,7 @@ def answered(words: list[str], event: bytes, deadline: float) -> bytes | None:
         directory = directory_of(state, root)
     if CALL_VARIABLE in os.environ and is_inside_call(state, root, os.getcwd()):
         return None
-    head = f'{{"kind": "event", "agent": "{words[0]}", "process": {agent_process()}, '
-    head += f'"seconds": {deadline - time.monotonic():.3f}, "payload": '
-    question = head.encode() + event.replace(b"\n", b" ").replace(b"\r", b" ") + b"}\n"
+    line = event.replace(b"\n", b" ").replace(b"\r", b" ")
     for is_again in (False, True):
         try:
             connection = connect(directory, deadline)
@@ -264,7 +262,9 @@ def answered(words: list[str], event: bytes, deadline: float) -> bytes | None:
                 return None  # nothing is begun for an end
             connection = start(directory, state, root, min(deadline, time.monotonic() + START_SECONDS))
         try:
-            return exchange(connection, question, deadline)
+            head = f'{{"kind": "event", "agent": "{words[0]}", "process": {agent_process()}, '
+            head += f'"seconds": {deadline - time.monotonic():.3f}, "payload": '
+            return exchange(connection, head.encode() + line + b"}\n", deadline)
         except NoAnswerError:  # the next guard goes on with what this one had begun
             if is_again:
                 raise

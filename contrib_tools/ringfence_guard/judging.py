@@ -1,16 +1,72 @@
-"""Policies over the changes of calls that an agent ran itself."""
+"""Policies over the changes of calls that an agent ran itself, and what a person chose of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from ringfence.runtime.policy import ALLOW, BasePolicy, Policy, PolicyDecision
+from ringfence_guard.settings import GuardSettings, load_settings, settings_files
+from ringfence_tools.runs.owner_policies import owner_file, policies_of
 
 if TYPE_CHECKING:
     from ringfence.participants import Change
     from ringfence.runtime.context import ToolContext
     from ringfence.runtime.tool import Tool
+
+
+class ChosenPolicies:
+    """The settings of a root and the policies that count there. Their files may change while they are in force."""
+
+    def __init__(self, root: str) -> None:
+        """Raises as `read`."""
+        self._root = root
+        self._files: tuple[object, ...] = ()
+        self.settings = GuardSettings()
+        self.policies: tuple[Policy, ...] = ()
+        self.read()
+
+    def read(self) -> bool:
+        """Read them if a file has changed since they were read. Return whether that is so.
+
+        Raises:
+            ValueError: they cannot be understood, and which. What was read before stays.
+            OSError: a file cannot be looked at.
+        """
+        if self._files and self._files == self._seen(self.settings):
+            return False
+        self._files = ()
+        settings = load_settings(self._root)
+        seen = self._seen(settings)
+        try:
+            policies = policies_of(Path(self._root), settings.policies)
+        except click.ClickException as error:
+            raise ValueError(error.format_message()) from error
+        self.settings, self.policies, self._files = settings, policies, seen
+        return True
+
+    def _seen(self, settings: GuardSettings) -> tuple[object, ...]:
+        return tuple(map(_identity, self._paths(settings)))
+
+    def _paths(self, settings: GuardSettings) -> Iterator[Path]:
+        yield from settings_files(self._root)
+        yield owner_file(Path(self._root))
+        for spec in settings.policies:
+            file, _, name = spec.rpartition(":")
+            if spec.endswith(".toml") or (file.endswith(".py") and name):
+                yield Path(spec if spec.endswith(".toml") else file)
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class FailedCommandPolicy(BasePolicy):

@@ -63,7 +63,7 @@ def load_settings(root: str | os.PathLike[str]) -> GuardSettings:
     Raises:
         ValueError: they cannot be read.
     """
-    for path in (guard_directory(root) / _FILE, _personal()):
+    for path in settings_files(root):
         if path.exists():
             try:
                 held: object = json.loads(path.read_text())
@@ -77,6 +77,11 @@ def load_settings(root: str | os.PathLike[str]) -> GuardSettings:
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{path} cannot be read: {error}") from error
     return GuardSettings()
+
+
+def settings_files(root: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Where the settings of a root are, and where they are if it has none. Neither needs to exist."""
+    return guard_directory(root) / _FILE, _personal()
 
 
 def save_settings(root: str | os.PathLike[str] | None, settings: GuardSettings) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from guard_processes import Run, hooks
 
 from ringfence_sandbox import Workspace
 
@@ -23,3 +24,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def workspace(root: Path) -> Generator[Workspace]:
     with Workspace.open(root) as opened:
         yield opened
+
+
+@pytest.fixture
+def hook(root: Path, tmp_path: Path) -> Generator[Run]:
+    """Runs the client as Claude Code would. A guard that it started is ended."""
+    with hooks(root, tmp_path / "state") as run:
+        yield run

@@ -11,53 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
+from guard_processes import BASH, RESULT, Run, asked
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence_guard import GuardSettings, client_path, guard_directory, save_settings
 from ringfence_sandbox import Workspace
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def hook(root: Path, tmp_path: Path) -> Generator[Run]:
-    """Runs the client as Claude Code would. A guard that it started is ended."""
-
-    def run(name: str, *options: str, agent: str = "claude", **event: Any) -> subprocess.CompletedProcess[str]:
-        given = {"hook_event_name": name, "session_id": "s", "cwd": str(root), "prompt_id": "p", **event}
-        return subprocess.run(
-            [sys.executable, "-I", "-S", client_path(), agent, "--state", str(tmp_path / "state"), *options],
-            input=json.dumps(given),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env={"PATH": os.environ["PATH"], "CLAUDE_PID": str(os.getpid())},
-        )
-
-    yield run
-    if (guard_directory(root) / "socket").exists():
-        asked(root, {"kind": "stop"})
-
-
-def asked(root: Path, question: dict[str, Any]) -> Any:
-    with socket.socket(socket.AF_UNIX) as connection:
-        folder = os.open(guard_directory(root), os.O_PATH)
-        connection.connect(f"/proc/self/fd/{folder}/socket")
-        os.close(folder)
-        connection.sendall(json.dumps(question).encode() + b"\n")
-        with connection.makefile() as file:
-            text = file.read()
-            return None if text.startswith("0 0\n") else json.loads(text)
-
-
-BASH = {"tool_name": "Bash", "tool_use_id": "c1"}
-RESULT = {"stdout": "", "stderr": "", "interrupted": False, "isImage": False, "noOutputExpected": False}
 
 
 def test_the_first_event_starts_a_guard_and_a_denied_call_goes_back(root: Path, hook: Run) -> None:

@@ -112,7 +112,7 @@ def test_a_kept_call_is_one_step_and_logged_once(tmp_path: Path) -> None:
         assert [(one.kind, one.step) for one in guard.log.read() if one.kind != "unseen"] == [("kept", 1)]
         return killed
 
-    assert all_points(tmp_path, work) > 1
+    assert all_points(tmp_path, work) >= 1
 
 
 @pytest.mark.parametrize("tool", ["Bash", "Write"])
@@ -137,7 +137,7 @@ def test_a_denied_call_goes_back_and_its_model_is_told_by_the_next_guard(tmp_pat
             assert f"aborted/{record.aborted}" in told.verdict
         return killed
 
-    assert all_points(tmp_path, work) > 1
+    assert all_points(tmp_path, work) >= 1
 
 
 def test_a_call_that_begins_may_begin_again(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_call_that_begins_may_begin_again(tmp_path: Path) -> None:
         assert [one.kind for one in guard.log.read()] == ["kept"]
         return killed
 
-    assert all_points(tmp_path, work) > 1
+    assert all_points(tmp_path, work) >= 1
 
 
 def test_a_call_whose_end_never_comes_loses_nothing(tmp_path: Path) -> None:
@@ -167,4 +167,4 @@ def test_a_call_whose_end_never_comes_loses_nothing(tmp_path: Path) -> None:
             assert any("protected" in entry.paths for entry in workspace.aborted())
         return killed
 
-    assert all_points(tmp_path, work) > 1
+    assert all_points(tmp_path, work) >= 1
