@@ -14,6 +14,7 @@ from ringfence_batch.sources import SourceError, check_source, local_source
 from ringfence_batch.task import BatchTask, TaskFileError
 from ringfence_tools.runs.model_specs import is_own_model, model_of
 from ringfence_tools.runs.policy_specs import is_code, is_own_policy, parse_specs, refuse_path_of_host
+from ringfence_tools.runs.scoring import model_of_candidate
 from ringfence_tools.runs.spec_error import SpecError
 from ringfence_tools.runs.unused_patterns import unused_patterns
 
@@ -62,7 +63,7 @@ def _problems(task: BatchTask, models: dict[str, str], sources: dict[tuple[str, 
     if source not in sources:
         sources[source] = _source_problem(task)
     if task.model not in models:
-        models[task.model] = "" if is_own else _model_problem(task.model, directory)
+        models[task.model] = "" if is_own else _model_problem(task, directory)
     yield from filter(None, (sources[source], models[task.model]))
     try:
         parse_specs([spec for spec in task.policies if not is_own_policy(spec, directory)], directory)
@@ -86,10 +87,11 @@ def _source_problem(task: BatchTask) -> str:
     return ""
 
 
-def _model_problem(model: str, directory: Path) -> str:
+def _model_problem(task: BatchTask, directory: Path) -> str:
     try:
-        with ExitStack() as stack:
-            model_of(model, directory, stack)
+        for spec in dict.fromkeys(model_of_candidate(task.model, number) for number in range(1, task.candidates + 1)):
+            with ExitStack() as stack:
+                model_of(spec, directory, stack)
     except SpecError as error:
         return str(error)
     return ""

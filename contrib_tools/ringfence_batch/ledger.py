@@ -50,10 +50,32 @@ class DamagedFileError(LedgerError):
 
 
 @dataclass(frozen=True, slots=True)
+class CandidateResult:
+    """How one candidate of a task ended. ``score`` is in words, and None if it was not scored; ``score_number`` is
+    None if the score is no number."""
+
+    number: int
+    outcome: Outcome
+    cause: str = ""
+    score: str | None = None
+    score_number: float | None = None
+    lines: int = 0
+    """How many lines its patch adds and removes."""
+    seconds: float = 0.0
+    tokens: int | None = None
+    cost_usd: float | None = None
+    turns: int = 0
+    directory: str = ""
+    """Its files, from the directory of the attempt."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskResult:
     """The result of a task. ``cause`` says in one line why it is not done.
 
-    ``seconds`` are those of the run, without the time in a queue. ``details`` is the JSON object of the run.
+    ``seconds`` are those of the run, without the time in a queue. ``details`` is the JSON object of the run. With
+    several candidates it is the result of the best one, whose number ``candidate`` is, or None if none passed.
+    ``seconds``, ``tokens``, ``cost_usd`` and ``turns`` are then those of all.
     """
 
     id: str
@@ -67,6 +89,8 @@ class TaskResult:
     worker: str = ""
     ended_at: str = ""
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    candidate: int | None = None
+    candidates: tuple[CandidateResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ringfence_batch.ledger import DamagedFileError, Ledger
+from ringfence_batch.ledger import CandidateResult, DamagedFileError, Ledger
 from ringfence_tools.printable import one_line
 
 OUTCOMES = ("done", "checks-failed", "task-failed", "infra-failed", "cancelled", "damaged")
@@ -43,6 +43,9 @@ class TaskRow:
     files: Mapping[str, str]
     """What an attempt has left in its directory, by what it is."""
     cost_usd: float | None = None
+    candidate: int | None = None
+    """The number of the best candidate, whose result it is."""
+    candidates: Sequence[CandidateResult] = ()
     is_provider: bool = False
     """Whether the infrastructure that failed is the model's provider."""
 
@@ -158,6 +161,8 @@ def _read_row(ledger: Ledger, task_id: str) -> TaskRow:
         str(directory.relative_to(ledger.out)),
         _files(directory),
         result.cost_usd,
+        result.candidate,
+        result.candidates,
         result.details.get("outcome") == "provider_failed",
     )
 

@@ -19,6 +19,7 @@ _ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
 _MOST_BYTES = 1 << 20
 """The most that one task may have, as a line or a file."""
 
+MAX_CANDIDATES = 100
 Kind = Literal["memory", "disk", "podman"]
 
 
@@ -50,7 +51,8 @@ class BatchTask:
     a URL that fsspec opens. The task works on a fresh copy of it. ``model``, ``sections`` and ``policies`` are SPECs as
     of `ringfence run`. ``checks`` are commands that must exit with 0 in the workspace afterwards. ``secrets`` are names
     of variables; their values come from the environment of the worker. ``hide`` adds to the files that are always
-    hidden. With ``allow_git``, commands may change git's own data.
+    hidden. With ``allow_git``, commands may change git's own data. ``score`` is a command that must exit with 0, too:
+    of so many ``candidates``, each a run of its own, the best by it is the result.
     """
 
     id: str
@@ -68,6 +70,8 @@ class BatchTask:
     secrets: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     allow_git: bool = False
+    candidates: int = 1
+    score: str | None = None
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id) or self.id in (".", ".."):
@@ -80,8 +84,12 @@ class BatchTask:
                 raise ValueError(f"{name} is empty")
         if self.revision is not None and urlsplit(self.workspace).scheme not in ("", "file"):
             raise ValueError("revision: of a git repository on disk, not of a URL")
+        if not 1 <= self.candidates <= MAX_CANDIDATES:
+            raise ValueError(f"candidates is a number from 1 to {MAX_CANDIDATES}, not {self.candidates}")
+        if self.candidates > 1 and not self.score:
+            raise ValueError("candidates: give a score, too, by which one of them is the best")
         if self.kind != "podman" and (
-            needs := [name for name in ("image", "checks", "secrets") if getattr(self, name)]
+            needs := [name for name in ("image", "checks", "secrets", "score") if getattr(self, name)]
         ):
             raise ValueError(f"{', '.join(needs)}: for the kind podman, where commands run")
 

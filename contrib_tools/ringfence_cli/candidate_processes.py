@@ -19,10 +19,10 @@ from time import monotonic
 from typing import Any, Literal, TypeAlias
 
 from ringfence import serde
-from ringfence_cli.candidate_worker import VARIABLE, CandidateRequest
+from ringfence_cli.candidate_worker import CandidateRequest
 from ringfence_sandbox import Fork
 from ringfence_tools.printable import line_counts, one_line
-from ringfence_tools.runs.scoring import Score
+from ringfence_tools.runs.scoring import CANDIDATE_VARIABLE, Score
 from ringfence_tools.runs.signals import Signals
 
 POLL_SECONDS = 0.25
@@ -79,7 +79,7 @@ class _CandidateProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, VARIABLE: str(candidate.number)},
+            env={**os.environ, CANDIDATE_VARIABLE: str(candidate.number)},
             start_new_session=True,  # so that all of its processes can be ended, and Ctrl-C is for the driver
         )
         assert self.process.stdin is not None

@@ -38,8 +38,6 @@ from ringfence_tools.runs.scoring import Score, score_of
 from ringfence_tools.runs.signals import Signals
 from ringfence_tools.runs.span_export import telemetry_of
 
-VARIABLE = "RINGFENCE_CANDIDATE"
-"""The variable of its environment that has the number of the candidate, for a model of one's own."""
 Tell = Callable[[Mapping[str, object]], None]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 from collections.abc import Iterator, Sequence
@@ -28,12 +27,9 @@ from ringfence_tools.runs.open_run import resolve_rules
 from ringfence_tools.runs.opened_workspace import on_disk
 from ringfence_tools.runs.outputs import ErrorStream, put
 from ringfence_tools.runs.owner_policies import owner_file
-from ringfence_tools.runs.run_limits import RunLimits
+from ringfence_tools.runs.run_limits import divided
 from ringfence_tools.runs.run_spec import RunSpec
-from ringfence_tools.runs.scoring import Score, ranked, runs_source
-
-PLACEHOLDER = "{candidate}"
-"""In the SPEC of a model: the number of the candidate."""
+from ringfence_tools.runs.scoring import Score, model_of_candidate, ranked, runs_source
 
 
 def run_candidates(options: RunCommand, wanted: CandidateOptions, invocation: Invocation) -> int:
@@ -94,7 +90,7 @@ def _make_forks(
     del policies  # each candidate has its own
     with ExitStack() as stack:
         for number in range(1, wanted.count + 1):
-            model_of(spec.model.replace(PLACEHOLDER, str(number)), spec.directory, stack)
+            model_of(model_of_candidate(spec.model, number), spec.directory, stack)
     forks: list[Fork] = []
     try:
         with (
@@ -140,25 +136,13 @@ def _cannot_score(fork: Fork, spec: RunSpec, wanted: CandidateOptions) -> str:
 
 
 def _request(spec: RunSpec, wanted: CandidateOptions, jobs: int, task: str, number: int) -> CandidateRequest:
-    model = spec.model.replace(PLACEHOLDER, str(number))
+    model = model_of_candidate(spec.model, number)
     limits = divided(spec.limits, wanted.count, jobs)
     file = owner_file(spec.directory)
     if os.path.lexists(file):  # a fork has no such file
         limits = replace(limits, policies=(os.path.abspath(file), *limits.policies))
     return CandidateRequest(
         task, model, limits, wanted.score, number, spec.with_ignored, spec.allow_git, str(spec.detect)
-    )
-
-
-def divided(limits: RunLimits, count: int, jobs: int) -> RunLimits:
-    """Return the limits of one of so many candidates: of the tokens and the cost its part, and of the time that of its
-    round."""
-    seconds, tokens, cost_usd = limits.seconds, limits.tokens, limits.cost_usd
-    return replace(
-        limits,
-        seconds=None if seconds is None else seconds / math.ceil(count / jobs),
-        tokens=None if tokens is None else max(tokens // count, 1),
-        cost_usd=None if cost_usd is None else cost_usd / count,
     )
 
 

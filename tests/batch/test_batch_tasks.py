@@ -68,6 +68,9 @@ def test_a_directory_has_a_task_in_each_file_with_the_name_of_the_file(tmp_path:
         {"limits": {"second": 1}},
         {"image": "debian"},
         {"checks": ["pytest"]},
+        {"score": "pytest"},
+        {"kind": "podman", "candidates": 2},
+        {"kind": "podman", "candidates": 0, "score": "pytest"},
         {"task": 5},
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -137,3 +138,15 @@ def _resume_place(before: Place, given: Place) -> Place:
             "--workspace podman gives it some"
         )
     return Place(workspace)
+
+
+def divided(limits: RunLimits, count: int, jobs: int) -> RunLimits:
+    """Return the limits of one of so many candidates: of the tokens and the cost its part, and of the time that of its
+    round."""
+    seconds, tokens, cost_usd = limits.seconds, limits.tokens, limits.cost_usd
+    return replace(
+        limits,
+        seconds=None if seconds is None else seconds / math.ceil(count / jobs),
+        tokens=None if tokens is None else max(tokens // count, 1),
+        cost_usd=None if cost_usd is None else cost_usd / count,
+    )

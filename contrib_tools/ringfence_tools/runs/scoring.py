@@ -15,6 +15,10 @@ SCORE_SECONDS = 600.0
 """The longest time that a score may take, unless the place has a limit for commands."""
 MAX_LINE_CHARACTERS = 200
 TAG = "score"
+PLACEHOLDER = "{candidate}"
+"""In the SPEC of a model: the number of the candidate."""
+CANDIDATE_VARIABLE = "RINGFENCE_CANDIDATE"
+"""The variable of the environment that has the number of the candidate, for a model of one's own."""
 CandidateT = TypeVar("CandidateT")
 
 
@@ -59,6 +63,11 @@ def score_of(workspace: DiskWorkspace, command: str, seconds: float | None = Non
     last = workspace.secrets.mask(lines[-1]) if lines else ""
     failure = workspace.secrets.mask(ended.failure or ended.not_started)
     return Score(ended.exit_code, number_of(last), one_line(last, MAX_LINE_CHARACTERS), failure)
+
+
+def model_of_candidate(spec: str, number: int) -> str:
+    """Return the SPEC of a model for the candidate of a number."""
+    return spec.replace(PLACEHOLDER, str(number))
 
 
 def number_of(line: str) -> float | None:
