@@ -268,3 +268,25 @@ def test_a_command_ends_with_the_call_that_nobody_waits_for(tree: Path, how: str
             assert not tell("tools/call", id=2, name="ls", arguments={}).get("isError", False)
     assert server.returncode == (130 if how == "SIGTERM" else 0)
     assert {path.name: path.read_text() for path in tree.iterdir()} == before
+
+
+def test_candidates_are_scored_in_their_containers_and_the_best_is_promoted(tree: Path) -> None:
+    for number, words in enumerate(("one", "one two"), 1):
+        turns = (call("shell_execute", command=f"echo {words} > b.txt; pwd > place.txt"), DONE)
+        (tree.parent / f"{number}.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    model = f"script:{tree.parent}/{{candidate}}.jsonl"
+    words = ("run", tree, "--workspace", "podman", "--task", "Do it.", "--model", model)
+    score = "touch scored; test $PWD = /workspace && wc -w < b.txt"
+    options = ("--candidates", "2", "--jobs", "1", "--score", score, "--promote", "best", "--json")
+    ended = ringfence_text(*words, *options)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert [(one["name"], one["score"]["number"]) for one in found["candidates"]] == [
+        ("candidate-2", 2.0),
+        ("candidate-1", 1.0),
+    ]
+    assert {path.name: path.read_text() for path in tree.iterdir()} == {
+        "a.txt": "one\n",
+        "b.txt": "one two\n",
+        "place.txt": "/workspace\n",
+    }
