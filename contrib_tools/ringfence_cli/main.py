@@ -189,12 +189,10 @@ def run(invocation: Invocation, **given: Any) -> int:
 
     The diff, or the JSON object, goes to standard output and everything else to standard error. Exit codes: 0 done,
     1 the task failed, 2 nothing was begun (usage, a busy workspace, a store that cannot be made), 3 the model provider
-    failed, 4 the sandbox is not available, 5 deadline, turns or budget used up, 130 interrupted and rolled back. With
-    --json there is always an object, and its "outcome" says which it was. With --candidates it is 0 if one passed, or
-    without --score if one was done, and 1 if none did or the promotion met a conflict.
     failed, 4 the sandbox is not available, 5 deadline, turns or budget used up, 6 nothing was changed and
     --fail-if-unchanged given, 130 interrupted and rolled back. With --json there is always an object, and its
-    "outcome" says which it was.
+    "outcome" says which it was. With --candidates it is 0 if one passed, or without --score if one was done, and 1 if
+    none did or the promotion met a conflict.
     """
     if given.pop("forget"):
         if given["task"] is not None or given["resume"]:
