@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +17,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from ringfence import __version__
 from ringfence.limits import dollars
 from ringfence_batch.summary import NO_RESULT, RUNNING, Summary, TaskRow
 from ringfence_tools.printable import one_line, plural
@@ -51,14 +51,14 @@ def render_page(summary: Summary, place: str = "") -> str:
             Markup(render_summary(summary)),  # noqa: S704
             data,
             quote(place),
-            version("ringfence"),
+            __version__,
         )
     )
 
 
 def shell_page() -> str:
     """Return the page that asks a server for everything else. It has nothing of a batch."""
-    return str(_template().page("ringfence view", "", "", "", "", None, "", version("ringfence")))
+    return str(_template().page("ringfence view", "", "", "", "", None, "", __version__))
 
 
 def render_summary(summary: Summary, *, is_running: bool = False) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import gc
 import io
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ringfence import __version__
 from ringfence_cli.options import (
     ALLOW_GIT,
     ASK,
@@ -98,9 +98,13 @@ LAZY = {
 
 
 @click.group(cls=Commands, lazy=LAZY, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="ringfence")
+@click.version_option(__version__)
 def ringfence() -> None:
     """Coding agents that change a repository safely: every tool call is a transaction."""
+    import logging
+
+    # The log of a failed call, with its traceback, is not shown. The call's receipt has the reason.
+    logging.getLogger().addHandler(logging.NullHandler())
 
 
 @ringfence.command()
@@ -367,8 +371,6 @@ def main() -> None:
             setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    # The log of a failed call, with its traceback, is not shown. The call's receipt has the reason.
-    logging.getLogger().addHandler(logging.NullHandler())
     exit_code = execute(signals)
     signals.end_at_once_with(exit_code)
     sys.exit(exit_code)

@@ -17,6 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, cast
 
+from ringfence import __version__
 from ringfence_tools.runs.reserved_stdout import send_stdout_to_stderr
 
 NAME = "ringfence"
@@ -69,12 +70,6 @@ def instructions_of(directory: Path) -> str:
     return INSTRUCTIONS.format(directory=escape_path(os.path.realpath(directory)))
 
 
-def own_version() -> str:
-    from importlib.metadata import version
-
-    return version(NAME)
-
-
 def answer_first(source: int, target: int, directory: Path) -> Begun:
     """Wait for the first request of the client at the two descriptors, and answer it if it is `initialize`."""
     received = _read_line(source)
@@ -85,7 +80,7 @@ def answer_first(source: int, target: int, directory: Path) -> Begun:
         "capabilities": CAPABILITIES,
         "instructions": instructions_of(directory),
         "protocolVersion": request["params"]["protocolVersion"],
-        "serverInfo": {"name": NAME, "version": own_version()},
+        "serverInfo": {"name": NAME, "version": __version__},
     }
     answer = json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result})
     with suppress(OSError):  # the client is gone, which the server sees too

@@ -27,9 +27,10 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
+from ringfence import __version__
 from ringfence.escapes import escape_path
 from ringfence.failures import describe_error
-from ringfence_mcp.first_answer import NAME, instructions_of, own_version
+from ringfence_mcp.first_answer import NAME, instructions_of
 from ringfence_mcp.identity import client_name, identity_of
 from ringfence_mcp.progress import cancel_on_disconnect, report_progress
 from ringfence_mcp.questions import Elicitation, elicitation_of
@@ -131,7 +132,7 @@ class WorkspaceServer:
         """The server object of the SDK, for any transport."""
         return Server(
             NAME,
-            version=own_version(),
+            version=__version__,
             instructions=instructions_of(self._directory),
             lifespan=self._connected,
             get_tool_input_schema=self._schema,

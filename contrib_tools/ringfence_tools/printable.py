@@ -17,7 +17,6 @@ from ringfence.filesystem.diff import has_unknown_bytes
 from ringfence.filesystem.paths import GIT_ADVICE, directories_above
 from ringfence.participants import Change, FileVersion
 from ringfence.receipts import Receipt
-from ringfence.session.events import RejectedToolParams
 
 # Control characters but tab and newline; surrogates; line separators; and the invisible ones that reorder or hide what
 # stands around them, or look like nothing. The joiners (U+200C, U+200D) stay within what is not ASCII: scripts and
@@ -94,6 +93,8 @@ def params_summary(params: object, room: int = 0) -> str:
 
     Where there is ``room`` for more characters than usual, values get an equal share of it.
     """
+    from ringfence.session.events import RejectedToolParams
+
     limit = max(room, MAX_PARAMS_CHARACTERS)
     if isinstance(params, RejectedToolParams):
         return one_line(str(params.raw_arguments), limit)

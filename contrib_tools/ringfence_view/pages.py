@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -16,6 +15,7 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
+from ringfence import __version__
 from ringfence.escapes import escape_path
 from ringfence_tools.printable import one_line, plural
 from ringfence_view.blame import BlamedLine
@@ -167,7 +167,7 @@ def export_page(source: CallSource, *, contents: bool) -> str:
         "form-action 'none'"
     )
     body = _template().main(source, first, False, False)
-    body += Markup('<p class="dim">ringfence {}</p>').format(version("ringfence"))
+    body += Markup('<p class="dim">ringfence {}</p>').format(__version__)
     return str(_template().page(source.title, policy, Markup(style), Markup(script), body, parts))  # noqa: S704  # our own
 
 

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
         tool_transaction,
     )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Binding",
     "Budget",

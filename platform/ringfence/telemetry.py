@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from typing import Any
 
-from ringfence import serde
+from ringfence import __version__, serde
 from ringfence.adapters.model import EvaluationEnded, EvaluationStarted, ModelAnswered, ModelRequested, Turn
 from ringfence.extras import missing
 from ringfence.limits import TokenUsage
@@ -93,8 +92,8 @@ class Telemetry:
         if capture_content is None:
             capture_content = os.environ.get(CAPTURE_VARIABLE, "").strip().lower() in CAPTURING
         self._captures = capture_content
-        self._tracer = trace.get_tracer("ringfence", version("ringfence"), tracer_provider)
-        meter = metrics.get_meter("ringfence", version("ringfence"), meter_provider)
+        self._tracer = trace.get_tracer("ringfence", __version__, tracer_provider)
+        meter = metrics.get_meter("ringfence", __version__, meter_provider)
 
         def histogram(name: str, unit: str, description: str, bounds: Sequence[float]) -> Histogram:
             return meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=bounds)

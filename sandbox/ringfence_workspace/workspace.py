@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence, Set
@@ -17,8 +16,6 @@ from ringfence.escapes import display_path
 from ringfence.filesystem.paths import normalise
 from ringfence.participants import RollbackReport, Step
 from ringfence.receipts import PolicyVerdict
-from ringfence.runtime.transaction import new_id
-from ringfence.session.session import Session
 from ringfence_workspace.commands import LONGEST_SECONDS
 from ringfence_workspace.history.ignored_files import (
     IgnoredInHistory,
@@ -30,7 +27,6 @@ from ringfence_workspace.history.store_roots import check_format
 from ringfence_workspace.history.undo_plan import DROPPED, NOT_EMPTY, Planner, ReversalOutcome, ReversalPlan
 from ringfence_workspace.history_stores import begin_temporary_store
 from ringfence_workspace.host import Durability, HostFilesystem
-from ringfence_workspace.looks import AdoptedCall, CallOrigin, Looks
 from ringfence_workspace.transaction.detection import Detect
 from ringfence_workspace.transaction.interrupted_calls import (
     KilledCall,
@@ -44,16 +40,6 @@ from ringfence_workspace.transaction.step_history import StepHistory
 from ringfence_workspace.transaction.tree_writer import TreeWriter
 from ringfence_workspace.tree.linked_worktrees import is_linked_worktree
 from ringfence_workspace.tree.places import made_outside, store_of
-from ringfence_workspace.workspace_calls import WorkspaceTransaction, new_transaction
-from ringfence_workspace.workspace_commands import (
-    CommandParams,
-    CommandRules,
-    OnError,
-    RollbackWish,
-    Streams,
-    WorkspaceCommands,
-    command_request,
-)
 from ringfence_workspace.workspace_forks import WorkspaceForks
 
 if TYPE_CHECKING:
@@ -63,10 +49,14 @@ if TYPE_CHECKING:
     from ringfence.limits import Cancellation
     from ringfence.participants import Change
     from ringfence.runtime.policy import Policy
+    from ringfence.session.session import Session
     from ringfence_workspace.commands import CommandResult
     from ringfence_workspace.forks.fork_records import Fork
     from ringfence_workspace.forks.promotion import OnConflict, Promotion
+    from ringfence_workspace.looks import AdoptedCall, Looks
     from ringfence_workspace.transaction.recovery import Recovered
+    from ringfence_workspace.workspace_calls import WorkspaceTransaction
+    from ringfence_workspace.workspace_commands import OnError, Streams, WorkspaceCommands
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +130,7 @@ class Workspace(WorkspaceForks):
     def __init__(self, filesystem: HostFilesystem, store: Store, history: StepHistory | None) -> None:
         super().__init__(filesystem, store)
         self._history = history
-        self._commands = WorkspaceCommands(filesystem, Session())
+        self._commands: WorkspaceCommands | None = None
         self._looks: Looks | None = None
         self._closed = False
         self._left_out_first: Mapping[str, tuple[Exclusion, object]] = {}
@@ -250,7 +240,8 @@ class Workspace(WorkspaceForks):
         Raises OSError where it cannot be rolled back (no space, say): the workspace stays open, to be closed again."""
         if self._closed:
             return
-        self._commands.close()
+        if self._commands is not None:
+            self._commands.close()
         self.filesystem.close()  # and the history with it
         if self._history is None:
             self._store.close()
@@ -422,7 +413,9 @@ class Workspace(WorkspaceForks):
             ParticipantBusyError: another call did not end in time.
             RestoreFailedError: the rollback could not be completed.
         """
-        call = new_transaction(self.filesystem, session or Session(), tag, policies=policies, opaque=opaque)
+        from ringfence_workspace.workspace_calls import new_transaction
+
+        call = new_transaction(self.filesystem, session, tag, policies=policies, opaque=opaque)
         with call.running() as transaction:
             yield transaction
 
@@ -471,11 +464,13 @@ class Workspace(WorkspaceForks):
             ValueError, TypeError: the command cannot be asked for so.
             RestoreFailedError: the rollback could not be completed.
         """
+        from ringfence_workspace.workspace_commands import CommandRules, command_request
+
         request = command_request(
             command, shell=shell, cwd=cwd, env=env or {}, stdin=stdin, timeout_seconds=timeout_seconds
         )
         rules = CommandRules(policies, on_error, dry_run, discard)
-        return self._commands.run(
+        return self._known_commands().run(
             request,
             rules,
             leave_running=leave_running,
@@ -502,11 +497,14 @@ class Workspace(WorkspaceForks):
         At its end ``rolls_back`` is called with the exit code and the changes, and says whether they are taken back.
         The changes of others meanwhile are among them. Raises what `run` and `adopt` raise.
         """
+        from ringfence.runtime.transaction import new_id
+        from ringfence_workspace.workspace_commands import CommandParams, RollbackWish, command_request
+
         request = command_request(
             command, shell=False, cwd=cwd, env=env or {}, stdin=None, timeout_seconds=timeout_seconds
         )
         mark, call_id = self.begin_look(), new_id()
-        ended = self._commands.run_in_terminal(request, call_id)
+        ended = self._known_commands().run_in_terminal(request, call_id)
         wish = RollbackWish(lambda changes: rolls_back(ended.exit_code, changes))
         params = CommandParams.of(request)
         title = request.title if title is None else title
@@ -599,6 +597,8 @@ class Workspace(WorkspaceForks):
             PermissionError: the workspace was opened read-only.
             RestoreFailedError: the rollback could not be completed.
         """
+        from ringfence_workspace.looks import CallOrigin
+
         self._check_writable("adopt")
         looks = self._known_looks()
         looks.check(mark)
@@ -618,9 +618,19 @@ class Workspace(WorkspaceForks):
             yield self._known_looks()
 
     def _known_looks(self) -> Looks:
+        from ringfence_workspace.looks import Looks
+
         if self._looks is None:
             self._looks = Looks(self.filesystem, self._store)
         return self._looks
+
+    def _known_commands(self) -> WorkspaceCommands:
+        from ringfence_workspace.workspace_commands import WorkspaceCommands
+
+        with self.filesystem.lock.mutex:
+            if self._commands is None:
+                self._commands = WorkspaceCommands(self.filesystem)
+            return self._commands
 
     def _check_writable(self, tool: str) -> StepHistory:
         if self._history is None:
@@ -660,12 +670,14 @@ class Workspace(WorkspaceForks):
 
     async def afork(self, name: str, **options: Any) -> Workspace:
         """`fork` in a thread. If this task is cancelled, the fork is made all the same, and closed."""
+        from asyncio import CancelledError
+
         from ringfence_workspace.async_calls import in_thread
 
         made: list[Workspace] = []
         try:
             return await in_thread(lambda cancellation: made.append(self.fork(name, **options)) or made[0])
-        except asyncio.CancelledError:
+        except CancelledError:
             for workspace in made:
                 workspace.close()
             raise

@@ -315,7 +315,7 @@ def is_opaque_by_default(call: CallInfo | None) -> bool:
 
 def new_transaction(
     filesystem: HostFilesystem,
-    session: Session,
+    session: Session | None,
     tag: str,
     *,
     policies: Sequence[Policy],
@@ -323,7 +323,9 @@ def new_transaction(
 ) -> WorkspaceTransaction:
     """A transaction that has not begun."""
     found = is_opaque_by_default(current_call()) if opaque is None else opaque
-    return WorkspaceTransaction(filesystem, session, tag, policies=policies, opaque=found, keeps_hidden=found)
+    return WorkspaceTransaction(
+        filesystem, session or Session(), tag, policies=policies, opaque=found, keeps_hidden=found
+    )
 
 
 class _RolledBackError(Exception):

@@ -14,6 +14,7 @@ from ringfence.limits import Cancellation
 from ringfence.participants import CURRENT_CALL, CallInfo
 from ringfence.runtime.policy import BasePolicy, PolicyDecision
 from ringfence.runtime.transaction import new_id
+from ringfence.session.session import Session
 from ringfence.session.tool_result import ToolResult
 from ringfence_workspace.commands import CommandRequest, CommandResult
 from ringfence_workspace.workspace_calls import WorkspaceTransaction
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ringfence.runtime.context import ToolContext
     from ringfence.runtime.policy import Policy
     from ringfence.runtime.tool import Tool
-    from ringfence.session.session import Session
     from ringfence_workspace.commands import CommandExit
     from ringfence_workspace.host import HostFilesystem
     from ringfence_workspace.host_commands import HostCommands
@@ -169,9 +169,9 @@ def check_opaque(call: CallInfo | None) -> None:
 class WorkspaceCommands:
     """Commands of one opened workspace on this machine."""
 
-    def __init__(self, filesystem: HostFilesystem, session: Session) -> None:
+    def __init__(self, filesystem: HostFilesystem) -> None:
         self._filesystem = filesystem
-        self._session = session
+        self._session = Session()
         self._host: HostCommands | None = None
 
     def run(

@@ -7,20 +7,10 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ringfence.participants import Change, Step, outside_of_calls
-from ringfence_workspace.forks.fork_git import CANDIDATES, PACK_SUFFIXES, GitChanges, git_changes
-from ringfence_workspace.forks.fork_making import ForkSource, check_room, discard, drop_gone, make_fork
 from ringfence_workspace.forks.fork_records import Fork, fork_named, forks_of, own_fork, save_fork
-from ringfence_workspace.forks.promotion import (
-    ForkChanges,
-    OnConflict,
-    Promotion,
-    keep_ignored,
-    outcomes_of,
-    plan_promotion,
-    reasons_of,
-)
 from ringfence_workspace.history.commits import CommitRecord
 from ringfence_workspace.history.entries import Difference
 from ringfence_workspace.history.history_views import patch_text, unified
@@ -29,8 +19,12 @@ from ringfence_workspace.history.step_lookup import StepName
 from ringfence_workspace.history.store import reporting_damage
 from ringfence_workspace.history.undo_plan import Planner, ReversalPlan
 from ringfence_workspace.transaction.step_history import StepHistory
-from ringfence_workspace.workspace_calls import WorkspaceTransaction
 from ringfence_workspace.workspace_history import WorkspaceHistory
+
+if TYPE_CHECKING:
+    from ringfence_workspace.forks.fork_git import GitChanges
+    from ringfence_workspace.forks.promotion import ForkChanges, OnConflict, Promotion
+    from ringfence_workspace.workspace_calls import WorkspaceTransaction
 
 
 class WorkspaceForks(WorkspaceHistory):
@@ -76,6 +70,8 @@ class WorkspaceForks(WorkspaceHistory):
         secrets: bool,
     ) -> Fork:
         """Make what `Workspace.fork` opens."""
+        from ringfence_workspace.forks.fork_making import ForkSource, make_fork
+
         if share:
             raise ValueError(
                 f"{', '.join(share)} cannot be shared with a fork whose commands run on this machine: they could write "
@@ -95,6 +91,8 @@ class WorkspaceForks(WorkspaceHistory):
     def check_fork_room(self, copies: int, into: str | os.PathLike[str] | None = None) -> None:
         """Raise OSError (ENOSPC) if there is no room for so many forks, each with all bytes of the files. Filesystems
         that share blocks among copies need none."""
+        from ringfence_workspace.forks.fork_making import ForkSource, check_room
+
         with self._alone("fork") as (_, history):
             source = ForkSource(self.root, self._place, history)
             check_room(source, copies, None if into is None else os.fspath(into))
@@ -116,10 +114,21 @@ class WorkspaceForks(WorkspaceHistory):
             ValueError: there are forks of the fork.
             OSError: something of it cannot be removed. `forks` still has it.
         """
+        from ringfence_workspace.forks.fork_making import discard
+
         discard(self.fork_named(name))
 
     def _promote(self, own: WorkspaceForks, on_conflict: OnConflict, *, dry_run: bool, with_git: bool) -> Promotion:
         """Promote an opened fork."""
+        from ringfence_workspace.forks.promotion import (
+            ForkChanges,
+            Promotion,
+            keep_ignored,
+            outcomes_of,
+            plan_promotion,
+            reasons_of,
+        )
+
         fork = own._as_fork()
         if fork.source_store != self._place:
             raise ValueError(f"{own.root} is no fork of {self.root}, but of {fork.source}")
@@ -142,6 +151,8 @@ class WorkspaceForks(WorkspaceHistory):
         return Promotion(fork, outcomes, reasons_of(plan), step, notes, "" if git is None else git.ref)
 
     def _git_changes(self, fork: Fork, *, with_git: bool) -> tuple[GitChanges | None, list[str]]:
+        from ringfence_workspace.forks.fork_git import CANDIDATES, git_changes
+
         try:
             found = git_changes(fork, with_git=with_git)
         except ValueError as error:
@@ -154,6 +165,8 @@ class WorkspaceForks(WorkspaceHistory):
         self, history: StepHistory, plan: ReversalPlan, found: ForkChanges, git: GitChanges | None
     ) -> Sequence[str]:
         """Make a plan so, and what git is to get; what could not be brought over besides, in words."""
+        from ringfence_workspace.forks.fork_git import PACK_SUFFIXES
+
         wanted = {state.oid for state in plan.states.values() if state is not None and state.oid is not None}
         for oid in wanted - plan.contents.keys():
             if not self._store.objects.has_own(bytes.fromhex(oid)):
@@ -168,6 +181,8 @@ class WorkspaceForks(WorkspaceHistory):
         return notes
 
     def _drop_gone_forks(self) -> Sequence[str]:
+        from ringfence_workspace.forks.fork_making import drop_gone
+
         return drop_gone(self._store, self._place)
 
     # Of a fork.
@@ -246,6 +261,8 @@ class WorkspaceForks(WorkspaceHistory):
             WorkspaceLockedError: another process has opened it meanwhile.
             OSError: something of it cannot be removed. Its source still names it.
         """
+        from ringfence_workspace.forks.fork_making import discard
+
         fork = self._as_fork()
         with reporting_damage(self._store.folder, (KeyError,)):
             self.close()

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from pages import PROJECT
 
+import ringfence
+
 WORKFLOWS = sorted((PROJECT / ".github" / "workflows").glob("*.yml"))
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@(v\d+|release/v\d+|[0-9a-f]{40})")
 
@@ -67,6 +69,10 @@ def test_a_citation_has_the_version_and_the_licence_of_the_package() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     lines = (PROJECT / "CITATION.cff").read_text().splitlines()
     assert {f"version: {project['version']}", f"license: {project['license']}"} <= set(lines)
+
+
+def test_the_program_says_the_version_of_the_package() -> None:
+    assert ringfence.__version__ == tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
 
 
 @pytest.mark.prove

@@ -17,14 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from ringfence import serde
+from ringfence import __version__, serde
 from ringfence.adapters.model import ModelTurn
 from ringfence.escapes import display_path, escape_path
 from ringfence.limits import dollars, utc_now
@@ -128,7 +127,7 @@ def render_page(about: RunDescription, outcome: RunOutcome, workspace: RunWorksp
     digest = base64.b64encode(hashlib.sha256(styles.encode()).digest()).decode()
     # If hostile text ever passes the escaping, the browser still runs and fetches nothing.
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    return _template().page(about, outcome, workspace, record, policy, styles, version("ringfence")).encode()
+    return _template().page(about, outcome, workspace, record, policy, styles, __version__).encode()
 
 
 def render_turn(event: ModelTurn) -> Markup:
