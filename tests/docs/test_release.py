@@ -78,6 +78,37 @@ def test_the_program_says_the_version_of_the_package() -> None:
     assert ringfence.__version__ == tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
 
 
+def test_the_entry_of_the_registry_bears_the_version_and_starts_the_server() -> None:
+    entry = json.loads((PROJECT / "server.json").read_text())
+    version = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
+    (package,) = entry["packages"]
+    assert {entry["version"], package["version"]} == {version}
+    assert 1 <= len(entry["description"]) <= 100
+    assert len(entry["title"]) <= 100
+    assert (package["registryType"], package["identifier"], package["transport"]) == (
+        "pypi",
+        "ringfence",
+        {"type": "stdio"},
+    )
+    words = [one.get("value", one.get("valueHint")) for one in package["packageArguments"]]
+    assert words == ["serve", "directory"]
+    assert {one["type"] for one in package["packageArguments"]} == {"positional"}
+
+
+def test_a_release_fills_in_the_owner_by_which_the_registry_knows_the_package(tmp_path: Path) -> None:
+    for name in ("README.md", "server.json"):
+        shutil.copy(PROJECT / name, tmp_path)
+    for wrong in ("", "-a", "a/b", "a|b", "$(id)"):
+        assert script("name-owner", tmp_path, OWNER=wrong).returncode == 1
+    done = script("name-owner", tmp_path, OWNER="Some-One")
+    assert done.returncode == 0, done.stderr
+    entry = json.loads((tmp_path / "server.json").read_text())
+    assert re.fullmatch(r"[a-zA-Z0-9.-]+/[a-zA-Z0-9._-]+", entry["name"])
+    assert entry["name"] == "io.github.Some-One/ringfence"
+    assert entry["repository"] == {"url": "https://github.com/Some-One/ringfence", "source": "github"}
+    assert f"<!-- mcp-name: {entry['name']} -->" in (tmp_path / "README.md").read_text()
+
+
 @pytest.mark.prove
 def test_what_is_built_can_be_installed_and_has_a_bill_of_materials(tmp_path: Path) -> None:
     built = script("build-dist", tmp_path / "dist")
