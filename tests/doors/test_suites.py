@@ -19,6 +19,7 @@ SUITES = [
     DoorSuite("mini-swe-agent", passes=14),
     DoorSuite("inspect-ai", passes=42),
     DoorSuite("claude-agent-sdk", passes=6),
+    DoorSuite("agents", passes=12),
 ]
 
 
