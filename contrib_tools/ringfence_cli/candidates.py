@@ -19,6 +19,7 @@ from ringfence_cli.candidates_view import candidates_shown, table_lines
 from ringfence_cli.forks import fork_json, promotion_json, say_promotion
 from ringfence_cli.history import opened_to_change
 from ringfence_cli.options import CandidateOptions, Invocation, place_of
+from ringfence_cli.page_process import check_view, page_of_workspace
 from ringfence_cli.run import RunCommand, read_task
 from ringfence_sandbox import Fork, Promotion, Workspace
 from ringfence_tools.runs.command_errors import INTERRUPTED, NotStartedError
@@ -40,11 +41,19 @@ def run_candidates(options: RunCommand, wanted: CandidateOptions, invocation: In
         click.Abort: it was interrupted before a candidate ran. The forks that were made stay.
     """
     _refuse_others(options)
+    check_view(is_wanted=options.view, can_write=options.write)
+    with ExitStack() as pages:
+        return _run_candidates(options, wanted, invocation, pages)
+
+
+def _run_candidates(options: RunCommand, wanted: CandidateOptions, invocation: Invocation, pages: ExitStack) -> int:
     errors = ErrorStream()
     masks = Secrets(place_of(None, options.container).secret_values())
     task = masks.mask(read_task(options.task or ""))
     spec, jobs = options.spec(is_resumed=False), min(wanted.jobs or os.cpu_count() or 1, wanted.count)
     forks = _make_forks(spec, options, wanted, invocation, errors)
+    if options.view:
+        pages.enter_context(page_of_workspace(errors, invocation.signals, options.directory, can_write=options.write))
     requests = [_request(spec, wanted, jobs, task, number) for number in range(1, wanted.count + 1)]
     candidates = [Candidate(number, fork, requests[number - 1]) for number, fork in enumerate(forks, 1)]
     with candidates_shown(None if options.quiet else errors) as show:
@@ -72,7 +81,6 @@ def _refuse_others(options: RunCommand) -> None:
         ("--patch", options.patch is not None),
         ("--receipts", options.receipts is not None),
         ("--report", options.report is not None),
-        ("--view", options.view),
         ("--ask", bool(options.asks)),
         ("--fail-if-unchanged", options.fail_if_unchanged),
     )

@@ -97,6 +97,13 @@ class PageProcess:
                 self._errors.say(f"the page had ended: {one_line(lines[-1], 200)}")
 
 
+def page_of_workspace(errors: ErrorStream, signals: Signals, directory: Path, *, can_write: bool) -> PageProcess:
+    """Serve the page of the history of a directory, with its forks."""
+    place = os.path.abspath(directory)
+    request = {"directory": place, "receipts": None, "title": place, "can_write": can_write}
+    return PageProcess(errors, signals, request)
+
+
 def page_of_run(
     errors: ErrorStream,
     signals: Signals,

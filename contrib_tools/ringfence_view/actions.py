@@ -1,13 +1,14 @@
-"""What a person does from the page: undo, restore, and reject a hunk. Each is previewed first, and is one step."""
+"""What a person does from the page: undo, restore, reject, promote. Each is previewed first, and is one step."""
 
 from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 
+from ringfence.escapes import display_path
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.filesystem.patch_text import parse_patch
 from ringfence_sandbox import HostFilesystem, Reversal, Workspace
@@ -76,23 +77,27 @@ class Actions:
                 files, row = self._source.raw_files(given["key"]), int(given["row"])
                 patch = reversed_patch(files[int(given["file"])].patch_of_hunk(row))
                 return lambda dry: self._reject(patch, dry)
+            case "promote":
+                name = given["name"]
+                return lambda dry: self._promote(name, dry)
             case _:
                 raise ValueError(f"there is no action {one_line(what, 40)!r}")
 
     def _reverse(self, ask: Callable[[Workspace], Reversal]) -> Sequence[str]:
         with self._source.opened(writable=True) as workspace:
             done = ask(workspace)
-        counts = [f"{count} {outcome}" for outcome, count in Counter(done.outcomes.values()).items()]
-        lines = [", ".join(counts) or "nothing differs"]
-        listed = [
-            (path, what) for path, what in done.outcomes.items() if path not in done.ignored or what == "conflict"
-        ]
-        for path, outcome in listed[:MAX_LISTED]:
-            why = f" ({done.reasons[path]})" if path in done.reasons else ""
-            lines.append(one_line(f"{outcome}: {path}{why}", 300))
-        if len(listed) > MAX_LISTED:
-            lines.append(f"and {plural(len(listed) - MAX_LISTED, 'more path')}")
-        return [*lines, *done.notes]
+        shown = {path: what for path, what in done.outcomes.items() if path not in done.ignored or what == "conflict"}
+        return [*_outcome_lines(done.outcomes, shown, done.reasons), *done.notes]
+
+    def _promote(self, name: str, dry: bool) -> Sequence[str]:
+        with self._source.opened(writable=True) as workspace:
+            done = workspace.promote(name, dry_run=dry)
+        lines = [*_outcome_lines(done.outcomes, done.outcomes, done.reasons), *done.notes]
+        if done.conflicts:
+            lines.append(
+                "nothing is changed while there is a conflict; `ringfence promote --on-conflict keep` does the rest"
+            )
+        return lines
 
     def _reject(self, patch: bytes, dry: bool) -> Sequence[str]:
         with self._source.opened(writable=True) as workspace:
@@ -102,6 +107,16 @@ class Actions:
                 with workspace.transaction("reject", opaque=False):
                     files = apply_to(workspace.filesystem, patch)
         return [one_line(file.render(), 300) for file in files]
+
+
+def _outcome_lines(outcomes: Mapping[str, str], shown: Mapping[str, str], reasons: Mapping[str, str]) -> Iterator[str]:
+    """Count all outcomes, and name some paths."""
+    yield ", ".join(f"{count} {outcome}" for outcome, count in Counter(outcomes.values()).items()) or "nothing differs"
+    for path, outcome in [*shown.items()][:MAX_LISTED]:
+        why = f" ({reasons[path]})" if path in reasons else ""
+        yield one_line(f"{outcome}: {display_path(path)}{why}", 300)
+    if len(shown) > MAX_LISTED:
+        yield f"and {plural(len(shown) - MAX_LISTED, 'more path')}"
 
 
 def _copied(files: HostFilesystem, patch: bytes) -> InMemoryFilesystem:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from urllib.parse import parse_qsl
 
 from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Mount, Route, Router
 
 from ringfence_tools.web_server import serve_until_cancelled
 from ringfence_view import pages
@@ -23,6 +25,7 @@ MAX_BODY_BYTES = 64_000
 MAX_BLAMED_LINES = 5_000
 OPEN = {"/": "text/html", "/view.js": "text/javascript", "/view.css": "text/css"}
 """What is served without a token: the page's own files, with nothing of a workspace."""
+_OPEN_PATH = re.compile(r"(?:/(?:tasks|fork)/[\w.-]{1,100})*(/[\w.]*)", re.ASCII)
 
 
 def view_app(source: CallSource, token: str, host: str, *, can_write: bool = False) -> Starlette:
@@ -31,7 +34,7 @@ def view_app(source: CallSource, token: str, host: str, *, can_write: bool = Fal
         raise ValueError("receipts alone cannot be written: name the directory")
     actions = Actions(source, source.directory) if can_write and source.directory is not None else None
     app = Starlette(routes=call_routes(source, actions))
-    app.add_middleware(Guarded, token=token, host=host, is_open=OPEN.__contains__)
+    app.add_middleware(Guarded, token=token, host=host, is_open=is_open_file)
     return app
 
 
@@ -52,12 +55,38 @@ def call_routes(source: CallSource, actions: Actions | None = None) -> Sequence[
         "/changes": parts.changes,
         "/changes/diff": parts.changes_diff,
         "/blame": parts.blame,
+        "/forks": parts.forks,
+        "/fork-difference": parts.fork_difference,
+        "/fork-difference/rows": parts.fork_rows,
     }
     routes += [Route(path, in_thread(answer)) for path, answer in answers.items()]
-    routes.append(Route("/events", parts.events))
+    routes += [Route("/events", parts.events), Mount("/fork/{name}", PagesBelow(source.of_fork))]
     if actions is not None:
         routes += [Route("/preview", parts.preview, methods=["POST"]), Route("/act", parts.act, methods=["POST"])]
     return routes
+
+
+def is_open_file(path: str) -> bool:
+    """Whether a path is a file of a page of calls, here or below: it is served without a token."""
+    found = _OPEN_PATH.fullmatch(path)
+    return found is not None and found[1] in OPEN
+
+
+class PagesBelow:
+    """Pages of calls, each below its name. It is an application of ASGI."""
+
+    def __init__(self, find: Callable[[str], CallSource]) -> None:
+        """``find`` raises LookupError, RingfenceError, OSError or ValueError where there is none."""
+        self._find = find
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        name = scope["path_params"]["name"]
+
+        def found() -> Any:
+            # Whether there is one of that name, nobody learns from the files that need no token.
+            return Router(call_routes(CallSource(None, None) if is_open_file(scope["path"]) else self._find(name)))
+
+        await (await to_thread.run_sync(lambda: tried(found)))(scope, receive, send)
 
 
 class _Parts:
@@ -111,6 +140,18 @@ class _Parts:
         query = f"{pages.urlencode({'a': difference.since or '', 'b': difference.until or ''})}&"
         address = pages.DiffAddress("changes/diff", at, query)
         return HTMLResponse(pages.diff_part(difference.files[at], address, *_rows_of(request)))
+
+    def forks(self, request: Request) -> Response:
+        return HTMLResponse(str(pages.forks_part(self._source, can_act=self._actions is not None)))
+
+    def fork_difference(self, request: Request) -> Response:
+        one, other = _ends(request)
+        return HTMLResponse(pages.fork_difference_part(self._source.fork_difference(one, other), one, other))
+
+    def fork_rows(self, request: Request) -> Response:
+        (one, other), at = _ends(request), _number(request, "file")
+        file = self._source.fork_difference(one, other).files[at]
+        return HTMLResponse(pages.diff_part(file, pages.fork_address(one, other, at), *_rows_of(request)))
 
     def blame(self, request: Request) -> Response:
         path = request.query_params["path"]

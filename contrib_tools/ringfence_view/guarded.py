@@ -6,7 +6,7 @@ import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import anyio
 from starlette.concurrency import run_in_threadpool
@@ -34,6 +34,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 
+ResponseT = TypeVar("ResponseT")
 Answer: TypeAlias = Callable[[Request], Response]
 
 
@@ -44,7 +45,7 @@ def in_thread(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
     return endpoint
 
 
-def tried(work: Callable[[], Response]) -> Response:
+def tried(work: Callable[[], ResponseT]) -> ResponseT | Response:
     """Return the answer, or a line about what is wrong."""
     try:
         return work()

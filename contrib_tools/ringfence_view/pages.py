@@ -126,6 +126,19 @@ def changes_part(difference: StepDifference, *, exported: bool = False) -> Marku
     return _template().changes(difference, _shown(difference.files, address), not exported)
 
 
+def forks_part(source: CallSource, *, can_act: bool, exported: bool = False) -> Markup:
+    return _template().forks(source.forks, can_act, not exported)
+
+
+def fork_difference_part(difference: StepDifference, one: str, other: str) -> str:
+    address = fork_address(one, other, 0)
+    return str(_template().fork_difference(one, other, _shown(difference.files, address)))
+
+
+def fork_address(one: str, other: str, file: int) -> DiffAddress:
+    return DiffAddress("fork-difference/rows", file, urlencode({"a": one, "b": other}) + "&")
+
+
 def diff_part(file: DiffFile, address: DiffAddress, start: int, count: int, width: int) -> str:
     """A table with some rows of a file."""
     rows = diff_rows(file, start, count, width=width)
@@ -157,6 +170,8 @@ def export_page(source: CallSource, *, contents: bool) -> str:
         parts.append((f"entry/{entry.key}", part))
     if source.has_changes and contents:
         parts.append(("changes", changes_part(source.difference(), exported=True)))
+    if source.forks:
+        parts.append(("forks", forks_part(source, can_act=False, exported=True)))
     rest = Markup('<li class="rest dim">Older entries are not in this page.</li>') if page.next_key else Markup("")
     shown = entries if contents else [replace(entry, summary="") for entry in entries]
     first = _template().rows(TimelinePage(shown, None), None) + rest

@@ -15,7 +15,7 @@ from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.participants import Change
 from ringfence.receipts import change_json
 from ringfence.secrets import Secrets
-from ringfence_sandbox import LogEntry, StepName, Workspace, remembered_hidden
+from ringfence_sandbox import Fork, LogEntry, StepName, Workspace, remembered_hidden
 from ringfence_tools.printable import one_line, printable
 from ringfence_tools.runs.attention import Attention, attention
 from ringfence_view.blame import BlamedLine, blame
@@ -99,6 +99,8 @@ class CallSource:
         self._secrets = Secrets()
         self.records = CallRecords(receipts, self._secrets.mask) if receipts is not None else None
         self._version: object = None
+        self.forks: Sequence[Fork] = ()
+        self._of_forks: dict[object, CallSource] = {}
         self._timeline = Timeline(iter(()))
         self._patches: dict[str, tuple[Sequence[DiffFile], Sequence[Mapping[str, Any]], Sequence[str]]] = {}
         if directory is not None:
@@ -130,11 +132,13 @@ class CallSource:
         with self._lock:
             tip: object = None
             aborted: Sequence[LogEntry] = ()
+            forks: Sequence[Fork] = ()
             if self.directory is not None:
                 with self.opened() as workspace:
                     self._secrets.add_hidden(workspace.filesystem)  # as they are now: new values come meanwhile
                     aborted = workspace.aborted()
-                    tip = workspace.newest, aborted[0].number if aborted else 0
+                    forks = workspace.forks()
+                    tip = workspace.newest, aborted[0].number if aborted else 0, *map(_shown_state, forks)
             size = 0
             if self.records is not None:
                 self.records.refresh()
@@ -142,6 +146,7 @@ class CallSource:
             if (tip, size) == self._version:
                 return False
             self._version = tip, size
+            self.forks = forks
             self._patches.clear()
             history = self._history() if self.directory is not None else iter(())
             records = self.records.newest_first() if self.records is not None else ()
@@ -258,6 +263,31 @@ class CallSource:
         notes += [f"{len(exported.ignored):,} ignored paths are not shown"] if exported.ignored else []
         return StepDifference(since, until, files, look_first, notes)
 
+    def of_fork(self, name: str) -> CallSource:
+        """The calls in a fork. Raises LookupError, OSError, ValueError."""
+        with self._lock:
+            fork = next((one for one in self.forks if one.name == name and one.state == "ready"), None)
+            if fork is None:
+                raise LookupError("there is no such fork, or not any more")
+            key = (name, fork.created_at)
+            if key not in self._of_forks:
+                self._of_forks[key] = CallSource(Path(fork.root), None, f"{name}: {fork.root}", parent="../../")
+            return self._of_forks[key]
+
+    def fork_difference(self, one: str, other: str = "") -> StepDifference:
+        """What a fork has changed, or the difference from one to another.
+
+        Raises LookupError, ValueError, and WorkspaceLockedError while somebody works in one.
+        """
+        key = f"fork/{one}/{other}"
+        with self._lock:
+            if key not in self._patches:
+                with self.opened() as workspace:
+                    fork = workspace.fork_named(one)
+                    patch = workspace.diff_forks(one, other) if other else _changes_of(fork)
+                self._keep(key, (diff_files(patch, self._secrets.mask), (), ()))
+            return StepDifference(None, None, self._patches[key][0], (), ())
+
     def raw_files(self, key: str) -> Sequence[DiffFile]:
         """The diff of a step as it is, not masked. Raises LookupError if there is none."""
         number = self.entry(key).number
@@ -272,6 +302,15 @@ class CallSource:
             if workspace.filesystem.hides(path):
                 raise LookupError(f"{one_line(path, 200)} is hidden")
             return blame(workspace, path, workspace.log(), self._secrets.mask)
+
+
+def _shown_state(fork: Fork) -> tuple[str, str, str]:
+    return fork.name, fork.state, fork.score
+
+
+def _changes_of(fork: Fork) -> bytes:
+    with Workspace.open(fork.root, store=fork.store) as opened:
+        return opened.patch()
 
 
 def _commit(workspace: Workspace, step: StepName | None) -> str:

@@ -191,6 +191,51 @@ def test_a_batch_is_filtered_and_leads_to_the_calls_of_a_task_with_the_keyboard(
     page.close()
 
 
+@pytest.fixture
+def forked(address: str, tmp_path: Path) -> str:
+    """The address of a page with two forks."""
+    with Workspace.open(tmp_path / "tree") as workspace:
+        for name in ("small", "large"):
+            with workspace.fork(name) as fork, fork.transaction("edit", opaque=False):
+                fork.filesystem.write("app.py", f"{name}\n")
+    return address
+
+
+def test_candidates_are_compared_and_one_is_promoted_with_the_keyboard(
+    browser: Browser, forked: str, tmp_path: Path
+) -> None:
+    page, wrong = opened(browser, forked)
+    page.locator("#tab-timeline").focus()
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_selector("#fork-table tbody tr")
+    page.locator("#compare button").press("Enter")
+    expect(page.locator("#fork-difference tr.add .c")).to_have_text("small")
+    page.get_by_label("Calls of small").press("Enter")
+    page.wait_for_selector("#step-1")
+    page.locator(".up a").press("Enter")
+    page.locator("#tab-forks").click()
+    page.get_by_label("Promote small").press("Enter")
+    expect(page.locator("#preview")).to_contain_text("applied: app.py")
+    page.locator("#do").press("Enter")
+    expect(page.locator("#status")).to_contain_text("applied")
+    assert (tmp_path / "tree/app.py").read_text() == "small\n"
+    assert wrong == []
+    page.close()
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1024, 1600])
+def test_everybody_can_use_the_candidates(browser: Browser, forked: str, width: int, scheme: str) -> None:
+    page, wrong = opened(browser, forked, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.locator("#tab-forks").click()
+    page.get_by_label("Changes of small").click()
+    page.wait_for_selector("#fork-difference table.diff")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert (violations(page), wrong) == ([], [])
+    page.close()
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1024, 1600])

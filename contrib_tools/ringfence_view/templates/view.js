@@ -140,8 +140,8 @@
       document.getElementById(tab.getAttribute("aria-controls")).hidden = !is;
     }
     const place = document.getElementById(name);
-    if (name === "changes" && !place.childNodes.length) {
-      const content = await tried(() => load("changes"));
+    if (name !== "timeline" && !place.childNodes.length) {
+      const content = await tried(() => load(name));
       if (content) place.replaceChildren(content);
       if (document.body.classList.contains("split")) setSplit(true);
     }
@@ -174,8 +174,30 @@
         before = known.nextSibling;
       }
     }
+    await refreshForks();
     document.getElementById("changes")?.replaceChildren();
     if (document.getElementById("changes") && !document.getElementById("changes").hidden) await show("changes");
+  }
+
+  async function refreshForks() {
+    const tab = document.getElementById("tab-forks"), table = document.getElementById("fork-table");
+    if (!tab) return;
+    const fresh = (await load("forks")).querySelector("#fork-table");
+    tab.hidden = !fresh.querySelector("tbody tr");
+    if (!table || table.innerHTML === fresh.innerHTML) return;
+    const chosen = [...table.querySelectorAll("select")].map((one) => one.value);
+    const name = document.activeElement?.getAttribute("aria-label");
+    table.replaceWith(fresh);
+    fresh.querySelectorAll("select").forEach((one, at) => { one.value = chosen[at] ?? one.value; });
+    if (name) [...fresh.querySelectorAll("[aria-label]")].find((one) => one.getAttribute("aria-label") === name)?.focus();
+  }
+
+  async function showIn(id, path) {
+    const content = await tried(() => load(path));
+    if (!content) return;
+    document.getElementById(id).replaceChildren(content);
+    if (document.body.classList.contains("split")) setSplit(true);
+    say("");
   }
 
   async function listen() {
@@ -225,7 +247,8 @@
       const target = table.querySelector("tbody.split") ? [...table.tBodies[0].rows].find((one) => one.querySelector(`[data-row="${CSS.escape(button.dataset.row)}"]`)) : row;
       target.replaceWith(...content.querySelector("tbody").rows);
       if (document.body.classList.contains("split")) splitTable(table);
-    } else if (button.dataset.load) {
+    } else if (button.dataset.into) await showIn(button.dataset.into, button.dataset.load);
+    else if (button.dataset.load) {
       const content = await tried(() => load(button.dataset.load));
       if (content) (button.closest("li.rest") ?? button).replaceWith(content);
     } else if (button.id === "split") setSplit(!document.body.classList.contains("split"));
@@ -249,6 +272,7 @@
     if (event.target.method === "dialog") return;
     event.preventDefault();
     if (event.target.id === "find") await find();
+    if (event.target.id === "compare") await showIn("fork-difference", "fork-difference?" + new URLSearchParams(new FormData(event.target)));
     if (event.target.id === "between") {
       const content = await tried(() => load("changes?" + new URLSearchParams(new FormData(event.target))));
       if (content) document.getElementById("changes").replaceChildren(content);
@@ -261,7 +285,7 @@
     if (typed) { if (event.key === "Escape") typed.blur(); return; }
     const tab = event.target.closest("[role=tab]");
     if (tab && ["ArrowLeft", "ArrowRight"].includes(event.key)) {
-      const tabs = [...document.querySelectorAll("[role=tab]")], next = tabs[(tabs.indexOf(tab) + 1) % tabs.length];
+      const tabs = [...document.querySelectorAll("[role=tab]:not([hidden])")], next = tabs.at((tabs.indexOf(tab) + (event.key === "ArrowLeft" ? -1 : 1)) % tabs.length);
       next.focus();
       await show(next.getAttribute("aria-controls"));
     } else if (event.key === "j" || event.key === "k") {
