@@ -305,13 +305,16 @@ def _drive_with(
         invocation.put_json(summary.to_json())
     for line in summary.damaged if given["quiet"] else _lines(summary):
         errors.say(line)
+    resuming = _resuming(out, given["engine"])
     if is_interrupted:
-        errors.say(f"ringfence: interrupted: {_resuming(out, given['engine'])} goes on")
+        errors.say(f"ringfence: interrupted: {resuming} goes on")
         return INTERRUPTED
-    if summary.without_result and stopped:
-        errors.say(f"ringfence: {stopped}: {_resuming(out, given['engine'])} with a higher --max-cost runs the rest")
-    elif summary.without_result:  # queued again meanwhile
-        errors.say(f"ringfence: {_resuming(out, given['engine'])} runs those without a result")
+    if summary.without_result:  # queued again meanwhile, or not begun
+        errors.say(
+            f"ringfence: {stopped}: {resuming} with a higher --max-cost runs the rest"
+            if stopped
+            else f"ringfence: {resuming} runs those without a result"
+        )
     elif not given["quiet"]:
         errors.say(f"see {out / 'index.html'}")
     return summary.exit_code

@@ -38,6 +38,7 @@ from ringfence_cli.options import (
 from ringfence_cli.task_log import forget_tasks, recorded_runs, recorded_tasks
 from ringfence_sandbox import (
     NothingToUndoError,
+    ShownStep,
     StateDirectoryError,
     Workspace,
     describe_lost_rule,
@@ -179,21 +180,28 @@ def show(
             }
         )
         return 0
-    kind, at = "rolled back" if aborted else "step", found.step.created_at.isoformat(timespec="seconds")
-    lines = [one_line(f"{kind} {found.step.number}: {_describe_call(found.step)}, {at}", 200)]
-    if task is not None:
-        lines.append(f"run: {one_line(task, 200)}")
-    for path, reason in found.left_out.items():
-        lines.append("not in the history: " + one_line(f"{escape_path(path)} ({reason})", 200))
-    lines += [f"not in the patch: {line}" for line in unpatchable_changes(found.changes)]
-    if git := [path for path in found.step.paths if _git_place(path) is not None and path not in found.left_out]:
-        lines.append(f"not in the patch: {plural(len(git), 'path')} of {GIT_DATA}")
-    lines += [ignored_line(len(found.ignored))] if found.ignored else []
-    lines += ["", *(stat_lines(found.patch) if stat else ())]
+    lines = [*_lines_of_step(found, task, "rolled back" if aborted else "step"), ""]
+    lines += stat_lines(found.patch) if stat else ()
     put("".join(f"{printable(line)}\n" for line in lines).encode())
     if not stat:
         put_diff(found.patch)
     return 0
+
+
+def _lines_of_step(found: ShownStep, task: str | None, kind: str) -> Iterator[str]:
+    """Say whose step it is, and what of it the patch does not have."""
+    at = found.step.created_at.isoformat(timespec="seconds")
+    yield one_line(f"{kind} {found.step.number}: {_describe_call(found.step)}, {at}", 200)
+    if task is not None:
+        yield f"run: {one_line(task, 200)}"
+    for path, reason in found.left_out.items():
+        yield "not in the history: " + one_line(f"{escape_path(path)} ({reason})", 200)
+    for line in unpatchable_changes(found.changes):
+        yield f"not in the patch: {line}"
+    if git := [path for path in found.step.paths if _git_place(path) is not None and path not in found.left_out]:
+        yield f"not in the patch: {plural(len(git), 'path')} of {GIT_DATA}"
+    if found.ignored:
+        yield ignored_line(len(found.ignored))
 
 
 def _describe_call(step: Step) -> str:

@@ -23,7 +23,7 @@ class _Member:
 
 
 @dataclass(frozen=True, slots=True)
-class _Container:
+class _Brackets:
     """An object or a list in the text, from its opening bracket to behind its closing one."""
 
     start: int
@@ -62,7 +62,7 @@ def _skip(text: str, place: int) -> int:
     return found.end()
 
 
-def _container(text: str, start: int) -> _Container:
+def _container(text: str, start: int) -> _Brackets:
     if text[start] not in "{[":
         raise TypeError("no object is there")
     members: list[_Member] = []
@@ -78,7 +78,7 @@ def _container(text: str, start: int) -> _Container:
         place = _skip(text, place)
         if text[place] == ",":
             place = _skip(text, place + 1)
-    return _Container(start, place + 1, members)
+    return _Brackets(start, place + 1, members)
 
 
 def _replaced(text: str, member: _Member, value: object) -> str:
@@ -97,7 +97,7 @@ def _replaced(text: str, member: _Member, value: object) -> str:
     return text
 
 
-def _inserted(text: str, around: _Container, value: object, key: str | None = None) -> str:
+def _inserted(text: str, around: _Brackets, value: object, key: str | None = None) -> str:
     """With another member at the end of an object or a list."""
     is_tall = "\n" in (text[around.start : around.members[0].start] if around.members else text)
     if around.members:
@@ -115,7 +115,7 @@ def _inserted(text: str, around: _Container, value: object, key: str | None = No
     return f"{text[:place]}{new}{text[around.end - 1 :]}"
 
 
-def _without(text: str, around: _Container, member: _Member) -> str:
+def _without(text: str, around: _Brackets, member: _Member) -> str:
     number = around.members.index(member)
     if number > 0:
         return f"{text[: around.members[number - 1].end]}{text[member.end :]}"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ringfence_workspace.forks.fork_records import Fork
     from ringfence_workspace.forks.promotion import Promotion
     from ringfence_workspace.history.hidden_rule import describe_lost_rule, remembered_hidden
-    from ringfence_workspace.history.history_views import Export, LogEntry
+    from ringfence_workspace.history.history_views import Export, LogEntry, ShownStep
     from ringfence_workspace.history.ignored_files import Repository
     from ringfence_workspace.history.own_changes import OwnChanges
     from ringfence_workspace.history.scan import ScanLimits
@@ -50,6 +50,7 @@ __all__ = [
     "ReversalOutcome",
     "ScanLimits",
     "ShellEnvironment",
+    "ShownStep",
     "StateDirectoryError",
     "StepName",
     "UnfinishedCall",
@@ -91,6 +92,7 @@ _MODULES = {
     "ScanLimits": "ringfence_workspace.history.scan",
     "ShellEnvironment": "ringfence_workspace.commands",
     "StateDirectoryError": "ringfence_workspace.tree.places",
+    "ShownStep": "ringfence_workspace.history.history_views",
     "StepName": "ringfence_workspace.history.step_lookup",
     "UnfinishedCall": "ringfence_workspace.transaction.interrupted_calls",
     "Workspace": "ringfence_workspace.workspace",
