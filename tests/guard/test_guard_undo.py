@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.prompt import PathPolicy
 from ringfence_guard import GuardedCallRecord, GuardedCalls, GuardLog, parse_event
 from ringfence_sandbox import Workspace
 
@@ -71,3 +73,34 @@ def test_an_undo_that_waits_for_a_call_does_not_take_its_step_unsaid(
     assert (root / "b.txt").exists()
     assert "b.txt" in calls.undo(1)
     assert not (root / "b.txt").exists()
+
+
+def git(root: Path, *words: str) -> str:
+    who = ["-c", "user.name=n", "-c", "user.email=e@e", "-c", "core.hooksPath=/dev/null"]
+    done = subprocess.run(["git", *who, *words], cwd=root, capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+def test_a_commit_is_undone_after_a_later_one_was_denied(root: Path, log: ReadLog) -> None:
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "first")
+    with Workspace.open(root) as workspace:
+        calls = GuardedCalls(root, log, open_workspace=lambda: workspace, policies=[PathPolicy(deny=["/protected"])])
+        for name in ("b.txt", "protected"):
+            call = {"tool_name": "Bash", "tool_input": {"command": name}, "tool_use_id": name}
+            given: dict[str, Any] = {"session_id": "s", "cwd": str(root), "prompt_id": "p", "tool_response": {}}
+            calls.handle(parse_event("claude", {"hook_event_name": "PreToolUse", **given, **call}))
+            (root / name).write_text("x")
+            git(root, "add", ".")
+            git(root, "commit", "-qm", name)
+            calls.handle(parse_event("claude", {"hook_event_name": "PostToolUse", **given, **call}))
+        assert not (root / "protected").exists()
+        assert git(root, "log", "--format=%s").split() == ["b.txt", "first"]
+        assert "b.txt" in calls.undo(1)
+        assert git(root, "log", "--format=%s").split() == ["first"]
+        assert git(root, "status", "--short") == ""
+        assert "missing" not in git(root, "fsck")
+        workspace.undo()
+        assert git(root, "log", "--format=%s").split() == ["b.txt", "first"]
+        assert git(root, "status", "--short") == ""

@@ -25,6 +25,7 @@ SOMEBODY_ELSE = "changed since by somebody else"
 DROPPED = "changed since, by a step that `gc` has dropped or by somebody else"
 NOT_EMPTY = "it holds what the history does not have"
 _NOT_OURS = "git's own data, which no step has changed"
+OBJECTS_STAY = "an object of git, which what others have made since may need"
 GIT_STAYS = "git's own data has changed since, or is not all in the history: use git to go back"
 
 
@@ -62,6 +63,13 @@ class ReversalPlan:
                 self.states.pop(path, None)
                 if self.outcomes.get(path, "kept") != "kept":
                     self.keep(path, GIT_STAYS, "conflict")
+
+    def keep_objects(self, grown: Set[str]) -> None:
+        """Keep git's objects where others have made some since, which may need them. What names them goes."""
+        for path in [path for path, state in self.states.items() if state is None and git_place(path) in grown]:
+            if _is_object(path):
+                del self.states[path]
+                self.keep(path, OBJECTS_STAY)
 
     def finish(self, names: Callable[[str], Collection[str]]) -> None:
         """Keep what cannot be written. ``names`` are those in a directory now."""
@@ -106,8 +114,8 @@ class Planner:
             now = states.unknown(self._tip)
             found = [one for one in found if not _refreshed(states, *one)]
             steps.append([one for one in found if one.changes_content or now.why(one.path) is None])
-        changed = self._git_changed_since(undone, {one.path for step in steps for one in step})
-        _Undo(plan, states, self._tip, self._changed_by(undone)).run(steps, changed)
+        changed, grown = self._git_changed_since(undone, {one.path for step in steps for one in step})
+        _Undo(plan, states, self._tip, self._changed_by(undone)).run(steps, changed, grown)
         plan.finish(self._names)
         return plan
 
@@ -163,7 +171,7 @@ class Planner:
         ``contents`` has bytes by object id besides the store's: of what may have to be merged."""
         plan = ReversalPlan(contents=dict(contents))
         reversed_changes = [Difference(path, after, before) for path, before, after in changes]
-        _Undo(plan, self._states, self._tip, self._changed_by([since])).run([reversed_changes], set())
+        _Undo(plan, self._states, self._tip, self._changed_by([since])).run([reversed_changes], set(), set())
         plan.finish(self._names)
         return plan
 
@@ -207,16 +215,17 @@ class Planner:
             found.append(record)
         return found
 
-    def _git_changed_since(self, undone: Sequence[CommitRecord], judged: Set[str]) -> Set[str]:
-        """The `.git` directories in which something is not as the first of these steps left it, by another's doing.
-        What these steps changed themselves, is ``judged`` by itself."""
+    def _git_changed_since(self, undone: Sequence[CommitRecord], judged: Set[str]) -> tuple[Set[str], Set[str]]:
+        """The `.git` directories in which something is not as the first of these steps left it, by another's doing;
+        and those in which objects came. What these steps changed themselves, is ``judged`` by itself."""
         commits, oldest, states = {record.commit for record in undone}, undone[-1].commit, self._states
         others = [record for record in self._later_than(oldest) if record.commit not in commits]
-        return {
-            place
-            for path, place in self._git_changes(others)
-            if path not in judged and not _same(states.entry(oldest, path), states.entry(self._tip, path))
-        }
+        changed, grown = set[str](), set[str]()
+        for path, place in self._git_changes(others):
+            was = states.entry(oldest, path)
+            if path not in judged and not _same(was, states.entry(self._tip, path)):
+                (grown if was is None and _is_object(path) else changed).add(place)
+        return changed, grown
 
     def _git_changes(self, records: Sequence[CommitRecord]) -> Iterator[tuple[str, str]]:
         """The paths of git's own data that these commits changed, each with its `.git`; not refreshed indexes."""
@@ -243,6 +252,11 @@ _THEIRS = {False: "somebody else's, made since", True: "removed since by somebod
 
 def _is_in_dotgit(path: str) -> bool:
     return git_place(path) is not None
+
+
+def _is_object(path: str) -> bool:
+    """Whether it is one of the objects of git, or a directory of some."""
+    return path.startswith(f"{git_place(path)}/objects/")
 
 
 def git_place(path: str) -> str | None:
@@ -326,9 +340,9 @@ class _Undo:
         self._tip = tip
         self._later = changed_later
 
-    def run(self, steps: Sequence[Sequence[Difference]], git_changed: Set[str]) -> None:
+    def run(self, steps: Sequence[Sequence[Difference]], git_changed: Set[str], git_grown: Set[str]) -> None:
         """Reverse steps, newest first, each given as what it changed; what the plan keeps, stays. So does what is
-        below a `.git` of ``git_changed``."""
+        below a `.git` of ``git_changed``, and the objects below one of ``git_grown``."""
         undone = self._undone_already(steps)
         for number, step in enumerate(steps):
             for difference in step:
@@ -338,6 +352,7 @@ class _Undo:
                     self.plan.keep(difference.path, AS_BEFORE)
         self._keep_as_before()
         self.plan.hold_git(git_changed)
+        self.plan.keep_objects(git_grown)
         self._keep_occupied_directories()
         self._drop_orphans()
         self._keep_as_before()
