@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from ringfence_cli.history import show as show_step
 from ringfence_cli.options import AS_JSON, POLICY, Interruptible, Invocation, PathsCommand, given_paths
 from ringfence_guard import (
     GUARDED_AGENTS,
+    CodexHook,
+    CodexTrust,
     GuardedCallRecord,
     GuardLog,
     GuardSettings,
@@ -86,6 +88,7 @@ HERE = click.option(
     default="deny",
     help="Calls that cannot be watched.  [default: deny]",
 )
+@click.option("--trust", is_flag=True, help="Codex: ask whether to trust the hooks, without which it passes over them.")
 def install(
     client: str,
     directory: Path | None,
@@ -94,6 +97,7 @@ def install(
     background: str,
     rollback_on_failure: bool,
     if_unavailable: str,
+    trust: bool,
 ) -> None:
     """Guard the tools of CLIENT in DIR: claude, codex, gemini, qwen or opencode.
 
@@ -105,6 +109,8 @@ def install(
         if rollback_on_failure and client in ("codex", "gemini"):
             title = installation.agent.title
             raise click.UsageError(f"--rollback-on-failure: {title} does not tell its hooks whether a command failed")
+        if trust and client != "codex":
+            raise click.UsageError("--trust is for codex")
         root = None if personal else Path(os.path.realpath(directory or "."))
         settings = GuardSettings(policies, background == "deny", rollback_on_failure)
         policies_of(root or Path.home(), policies)
@@ -123,6 +129,21 @@ def install(
         installation.install(command)
         save_settings(root, settings)
         put_line(_described(settings))
+        if trust:
+            trusted = CodexTrust(installation.scope, installation.record_path)
+            put_line(f"Codex: {trusted.trust(trusted.own_hooks(installation.path), _is_trusted)}")
+
+
+def _is_trusted(hooks: Sequence[CodexHook]) -> bool:
+    """Ask a person. Nobody says no."""
+    put_line("Codex is to run this from now on:")
+    for command in dict.fromkeys(hook.command for hook in hooks):
+        events = ", ".join(hook.event for hook in hooks if hook.command == command)
+        put_line(printable(f"  {events}: {command}"))
+    try:
+        return click.confirm("Trust it?", err=True)
+    except click.Abort:
+        return False
 
 
 def _program() -> str:
@@ -146,7 +167,11 @@ def _described(settings: GuardSettings) -> str:
 def uninstall(client: str, directory: Path | None, personal: bool) -> None:
     """Take the guard's hooks out of the settings of CLIENT again. The history of DIR stays."""
     with _failures():
-        _installation(client, directory, personal).uninstall()
+        installation = _installation(client, directory, personal)
+        if client == "codex":
+            with suppress(ModuleNotFoundError):  # then nothing was written
+                CodexTrust(installation.scope, installation.record_path).forget(installation.path)
+        installation.uninstall()
 
 
 @guard.command()
@@ -295,5 +320,7 @@ def _failures() -> Generator[None]:
         yield
     except LookupError as error:
         raise NotStartedError(str(error.args[0])) from None
+    except ModuleNotFoundError as error:
+        raise NotStartedError(f"{error}: --trust edits TOML, which needs `pip install 'ringfence[mcp]'`") from error
     except (OSError, ValueError) as error:
         raise NotStartedError(str(error) if isinstance(error, ValueError) else describe_error(error)) from error

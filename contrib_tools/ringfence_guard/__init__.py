@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from ringfence_guard.agents import GUARDED_AGENTS, GuardedAgent, HookCommand
     from ringfence_guard.answers import HookAnswer, HookOutput, can_take_context, format_answer
     from ringfence_guard.calls import GuardedCalls
+    from ringfence_guard.codex_trust import CodexHook, CodexTrust
     from ringfence_guard.connection import GuardRefusedError, ask_guard, guarded_root, stop_guard
     from ringfence_guard.events import AgentName, HookEvent, Phase, parse_event
     from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = [
     "GUARDED_AGENTS",
     "AgentName",
+    "CodexHook",
+    "CodexTrust",
     "GuardLog",
     "GuardRefusedError",
     "GuardSettings",
@@ -58,6 +61,8 @@ __all__ = [
 _MODULES = {
     "GUARDED_AGENTS": "agents",
     "AgentName": "events",
+    "CodexHook": "codex_trust",
+    "CodexTrust": "codex_trust",
     "GuardLog": "guard_log",
     "GuardRefusedError": "connection",
     "GuardSettings": "settings",

@@ -144,8 +144,8 @@ GUARDED_AGENTS: Mapping[str, GuardedAgent] = {
             quick=("Interrupt", "SessionEnd"),
             notes=(
                 (
-                    "start codex and trust the hooks by `/hooks`: it passes over hooks that nobody has trusted, and "
-                    "`codex exec` says nothing of it. Hooks of a project also need a trusted project"
+                    "trust the hooks, by --trust here or by `/hooks` in codex: it passes over hooks that nobody has "
+                    "trusted, and `codex exec` says nothing of it. Hooks of a project also need a trusted project"
                 ),
                 "it tells no exit code, and nothing of commands within its code mode",
                 "it tells no end of `apply_patch` in a shell, nor of a command that goes on: a later event settles it",

@@ -22,6 +22,9 @@ class GuardedRun:
     shell: str
     key: str = "command"
     more: Mapping[str, Any] | None = None
+    before: str = "true"
+    """What a person has done first."""
+    options: str = ""
     undo: str = ""
     """The undo from inside of the agent, which asks the model."""
 
@@ -29,9 +32,11 @@ class GuardedRun:
 RUNS = {
     "claude": GuardedRun("claude -p 'Work.' --allowedTools Bash Write", "Bash", more={"description": "run"}),
     "codex": GuardedRun(
-        "codex exec --trust --dangerously-bypass-hook-trust --dangerously-bypass-approvals-and-sandbox 'Work.'",
+        "codex exec --dangerously-bypass-approvals-and-sandbox 'Work.'",
         "exec_command",
         "cmd",
+        before="""printf '[projects."%s"]\ntrust_level = "trusted"\n' "$PWD" >> ~/.codex/config.toml""",
+        options=" --trust",
     ),
     "gemini": GuardedRun(
         "GEMINI_CLI_TRUST_WORKSPACE=true gemini -m gemini-2.5-pro --approval-mode yolo -p 'Work.'",
@@ -82,7 +87,8 @@ def test_a_real_agents_commands_are_steps_and_its_model_reads_what_went_back(nam
     ]
     with Model(run.shell, [*({"tool_calls": [call]} for call in calls), *[{"text": "Done."}] * 2]) as model:
         place.log_in(model.url)
-        place.run(f"ringfence guard install {name} --policy deny:/protected")
+        place.run(run.before)
+        place.run(f"echo y | ringfence guard install {name} --policy deny:/protected{run.options}")
         try:
             place.run(run.line, model.url)
             log = json.loads(place.run("ringfence guard log --json"))["calls"]
