@@ -64,39 +64,46 @@ def directory_of(state: str, root: str) -> str:
     return os.path.join(state, "stores", name, "guard")
 
 
-def is_inside_call(state: str, *directories: str) -> bool:
-    """Whether this is a part of a call of `ringfence exec` over one of these directories, or one above. What the agent
-    changes is a part of that transaction then, and is no step of its own."""
-    above: set[int] = set()
-    process = os.getppid()
-    while process > 1 and process not in above:
-        above.add(process)
-        process = parent_of(process)
-    for directory in directories:
-        place = os.path.realpath(directory)
-        while True:
-            if holder_of(os.path.dirname(directory_of(state, place))) in above:
-                return True
-            if place == os.path.dirname(place):
-                break
-            place = os.path.dirname(place)
-    return False
+def is_inside_call(state: str, root: str, directory: str) -> bool:
+    """Whether this is a part of a call of `ringfence exec` over the root, or over one above or around the agent. What
+    the agent changes is a part of that transaction then, and is no step of its own."""
+    stores, is_call = [os.path.dirname(directory)], CALL_VARIABLE in os.environ
+    if is_call:  # an agent may keep it from its hooks: then only `ringfence exec` is known, and over the root alone
+        for place in (os.path.realpath(root), os.getcwd()):
+            while place != os.path.dirname(place):
+                stores.append(os.path.dirname(directory_of(state, place)))
+                place = os.path.dirname(place)
+    holders = (holder_of(store, "" if is_call else "`ringfence exec`") for store in stores)
+    return any(is_above(holder) for holder in holders if holder)
 
 
-def holder_of(store: str) -> int:
-    """The process that has the workspace of a store open; 0 where none has."""
-    import fcntl
-
+def holder_of(store: str, program: str) -> int:
+    """The process that has the workspace of a store open, by a program if one is named; 0 where none has."""
     try:
         with open(os.path.join(store, "holder"), errors="replace") as file:
+            text = file.read()
+            words = text.split()
+            if words[:1] != ["process"] or program not in text:
+                return 0
+            import fcntl
+
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                words = file.read().split()
-                return int(words[1]) if words[:1] == ["process"] else 0
-    except (OSError, ValueError, IndexError):
+                return int(words[1])
+    except (OSError, ValueError):
         pass
     return 0
+
+
+def is_above(wanted: int) -> bool:
+    """Whether a process has started this one, or one that did."""
+    process = os.getppid()
+    for _ in range(1000):
+        if process in (0, wanted):
+            break
+        process = parent_of(process)
+    return process == wanted
 
 
 def parent_of(process: int) -> int:
@@ -251,7 +258,7 @@ def answered(words: list[str], event: bytes, deadline: float) -> bytes | None:
     if not root:
         root = root_of(str(parsed(event).get("cwd") or os.getcwd()), state)
         directory = directory_of(state, root)
-    if CALL_VARIABLE in os.environ and is_inside_call(state, root, os.getcwd()):
+    if is_inside_call(state, root, directory):
         return None
     line = event.replace(b"\n", b" ").replace(b"\r", b" ")
     for is_again in (False, True):

@@ -330,18 +330,17 @@ def test_an_undo_that_waits_for_a_call_does_not_take_its_step_unsaid(guard: Guar
     assert sorted(path.name for path in root.glob("[0-9].txt")) == ["1.txt"]
 
 
-def test_an_agent_within_an_exec_is_a_part_of_that_transaction(guard: Guard, root: Path) -> None:
+@pytest.mark.parametrize("hides", ["", "env -u RINGFENCE_CALL "])
+def test_an_agent_within_an_exec_is_a_part_of_that_transaction(guard: Guard, root: Path, hides: str) -> None:
     guard("install", "claude")
     bash(root, "echo 1 > 1.txt")
     (root / "below").mkdir()
     call = {"tool_name": "Bash", "tool_input": {"command": "x"}, "tool_use_id": "x", "tool_response": {}}
-    lines = ["set -e"]
+    lines, said = ["set -e"], shlex.quote(str(root.parent / "said"))
     for name in ("SessionStart", "PreToolUse", "PostToolUse", "Stop", "SessionEnd"):
         (hook,) = settings(root / FILES["claude"][0])["hooks"][name][0]["hooks"]
         event = {"hook_event_name": name, "session_id": "t", "cwd": str(root), "prompt_id": "p", **call}
-        lines.append(
-            f"echo {shlex.quote(json.dumps(event))} | {hook['command']} >> {shlex.quote(str(root.parent))}/said 2>&1"
-        )
+        lines.append(f"echo {shlex.quote(json.dumps(event))} | {hides}{hook['command']} >> {said} 2>&1")
         lines.append(f"echo {name} > {name}.txt")
     agent = root.parent / "agent.sh"
     agent.write_text("\n".join(lines))
