@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -33,17 +33,17 @@ class CallAdoption:
         policies: Sequence[Policy],
         background: BackgroundCommands,
         pending: dict[SessionKey, list[str]],
-        restored: Collection[str],
+        tried: set[str],
     ) -> None:
-        """``pending`` gets what models are to be told with a later event. ``restored`` are looks of an earlier guard,
-        which may have adopted them before it was killed."""
+        """``pending`` gets what models are to be told with a later event. ``tried`` are looks that may have been
+        adopted: an earlier guard was killed meanwhile, or something failed."""
         self._workspace, self._log, self.policies = workspace, log, policies
-        self._background, self._pending, self._restored = background, pending, restored
+        self._background, self._pending, self.tried = background, pending, tried
 
     def adopt(
-        self, calls: Sequence[OpenCall], mark: str, paths: Sequence[str] | None, policies: Sequence[Policy]
+        self, calls: Sequence[OpenCall], mark: str, paths: Sequence[str] | None, more: Sequence[Policy] = ()
     ) -> str:
-        """Adopt calls as one. Return what their models are told."""
+        """Adopt calls as one, under more policies than usual. Return what their models are told."""
         first = calls[0].event
         others = [*self._background.lines()] if paths is None else []
         call_id = first.call_id if len(calls) == 1 else mark
@@ -53,7 +53,7 @@ class CallAdoption:
             call_id=call_id,
             session_id=first.session_id,
             paths=paths,
-            policies=policies,
+            policies=(*self.policies, *more),
             agent=first.subagent or first.agent,
             prompt_id=first.prompt_id,
             client=first.agent,
@@ -63,10 +63,10 @@ class CallAdoption:
         try:
             done = adopt(mark)
         except ValueError:
-            if mark not in self._restored:
+            if mark not in self.tried:
                 raise
             return self._adopted_before(calls, call_id)
-        if mark in self._restored and not done.changes:
+        if mark in self.tried and not done.changes:
             return self._adopted_before(calls, call_id)
         changed = [change.path for change in done.changes]
         verdict = policy = reason = ""
@@ -96,8 +96,8 @@ class CallAdoption:
             self._log.append(replace(record, policy=policy, reason=reason))
 
     def _adopted_before(self, calls: Sequence[OpenCall], call_id: str | None) -> str:
-        """Log what became of calls that an earlier guard adopted and was killed before it said so. Return what their
-        models are told."""
+        """Log what became of calls that were adopted before something ended that. Return what their models are
+        told."""
         if call_id is None:
             return ""
         workspace, session = self._workspace(), calls[0].event.session_id
@@ -131,7 +131,7 @@ class CallAdoption:
         try:
             done = adopt(mark, paths=call.paths, policies=[each])
         except ValueError:
-            if mark not in self._restored:
+            if mark not in self.tried:
                 raise
             self._adopted_before([call], call_id)
             return
@@ -154,5 +154,5 @@ class CallAdoption:
             step = None if done.step is None else done.step.number
             kind: CallKind = "kept" if event.tool else "unattributed"
             self._log.append(GuardedCallRecord.of(kind, event, step=step, paths=changed, note=note))
-        elif mark in self._restored:
+        elif mark in self.tried:
             self._adopted_before([call], call_id)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from ringfence.errors import WorkspaceLockedError
@@ -24,12 +23,12 @@ from ringfence_guard.answers import HookAnswer, can_take_context
 from ringfence_guard.background_commands import BackgroundCommands
 from ringfence_guard.events import HookEvent
 from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
-from ringfence_guard.judging import FailedCommandPolicy
-from ringfence_guard.kept_calls import CallGroup, KeptCalls, KeptCallsFile, OpenCall, SessionKey
+from ringfence_guard.kept_calls import CallGroup, KeptCalls, KeptCallsFile, SessionKey
+from ringfence_guard.open_calls import OpenCalls
 from ringfence_guard.own_files import OwnFilesPolicy
 from ringfence_guard.settings import GuardSettings
 from ringfence_guard.step_undo import StepUndo
-from ringfence_guard.transcripts import has_passed, has_result, is_proved_over
+from ringfence_guard.transcripts import has_passed, is_proved_over
 
 if TYPE_CHECKING:
     from ringfence_sandbox import Workspace
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 HOOK_SECONDS = 96.0
 """How long an agent waits for an answer if nothing else is said."""
 POLL_SECONDS = 0.02
-REPEATED_SECONDS = 10.0
-"""How long after the beginning of a call another hook of the agent may tell of it again."""
+LOGGED = 10
+"""How many entries of the log there may be for each step that is kept."""
 OWN_TOOLS = ("mcp__ringfence", "mcp_ringfence", "ringfence_")
 """Tools of `ringfence serve`, which are transactions already."""
 
@@ -73,7 +72,6 @@ class GuardedCalls:
         self._log = log
         self._settings = GuardSettings() if settings is None else settings
         self._own_files = OwnFilesPolicy(Path(self._root))
-        self._policies: tuple[Policy, ...] = (self._own_files, *policies)
         self._overlap_seconds, self._verdict_seconds = overlap_seconds, verdict_seconds
         self._kept_steps = kept_steps
         self._turn = threading.Condition()
@@ -82,27 +80,22 @@ class GuardedCalls:
         restored = {call.mark for call in (*kept.files, *kept.open, *kept.ended)}
         self._goes_on = bool(restored)
         """Whether what the opening finds changed may be of calls that an earlier guard saw begin."""
-        self._file_calls = kept.files
-        self._group: CallGroup | None = None
-        if kept.open or kept.ended:
-            self._group = CallGroup(kept.mark, kept.open, kept.ended, kept.failed, unheard=[*kept.ended])
         self._background = BackgroundCommands(kept.loose, kept.detached)
         self._pending = kept.pending
         """By agent and session: what its model is to be told with a later event."""
         self._adoption = CallAdoption(
-            lambda: self._workspace, log, self._policies, self._background, self._pending, restored
+            lambda: self._workspace, log, (self._own_files, *policies), self._background, self._pending, restored
         )
+        self._calls = OpenCalls(self._turn, lambda: self._workspace, self._adoption, self._background, kept)
         self._step_undo = StepUndo(lambda: self._workspace, log, self._pending)
         self._processes = kept.processes
-        self._ended: deque[tuple[str, ...]] = deque(maxlen=200)
-        """The calls that ended last, by actor and id: an agent with two hooks tells each event twice."""
         self._undone: set[tuple[str, str, str]] = set()
 
     @property
     def open_calls(self) -> Sequence[HookEvent]:
         """The beginnings of calls that have not ended."""
         with self._turn:
-            return [call.event for call in self._all_open()]
+            return [call.event for call in self._calls]
 
     @property
     def _workspace(self) -> Workspace:
@@ -164,12 +157,13 @@ class GuardedCalls:
         """Wait for open calls to end, and judge what goes on without one. Return who has the workspace still, as the
         end of a sentence; else nothing."""
         until = monotonic() + seconds
-        while (calls := self._all_open()) and (left := until - monotonic()) > 0:
+        while (calls := [*self._calls]) and (left := until - monotonic()) > 0:
             self._turn.wait(left)
         if calls:
             return f"`ringfence guard`, which watches a call of {calls[0].event.agent} ({calls[0].event.arguments})"
         if self._opened is not None:
-            self._judge_loose()
+            self._calls.settle_ended()
+            self._calls.judge_loose()
         return ""
 
     def handle(self, event: HookEvent, *, patience_seconds: float = HOOK_SECONDS) -> HookAnswer:
@@ -191,7 +185,7 @@ class GuardedCalls:
         """Judge what ends from now on by these policies and settings."""
         with self._turn:
             self._settings = settings
-            self._policies = self._adoption.policies = (self._own_files, *policies)
+            self._adoption.policies = (self._own_files, *policies)
 
     def watched(self, session: SessionKey, process: int, started: int) -> None:
         """The process of an agent's session is known, and when it started."""
@@ -206,9 +200,9 @@ class GuardedCalls:
 
     def _save(self) -> None:
         if self._state is not None:
-            group = self._group or CallGroup("")
+            group = self._calls.group or CallGroup("")
             kept = KeptCalls(
-                self._file_calls,
+                self._calls.files,
                 group.mark,
                 group.open,
                 group.ended,
@@ -224,25 +218,28 @@ class GuardedCalls:
         """Settle all calls of a session whose agent is gone. Raises as `handle`."""
         with self._turn:
             try:
-                self._settle(call for call in self._all_open() if call.event.actor[:2] == (agent, session_id))
-                self._judge_loose()
+                self._calls.settle(call for call in self._calls if call.event.actor[:2] == (agent, session_id))
+                self._calls.settle_ended()
+                self._calls.judge_loose()
             finally:
                 self._background.forget((agent, session_id))
                 self._processes.pop((agent, session_id), None)
                 self._save()
                 self._turn.notify_all()
-            if self._opened is None or self._all_open():
+            if self._opened is None or [*self._calls]:
                 return  # a call's changes are not looked at before its end
             if len(self._opened.steps()) > 2 * self._kept_steps:
                 self._opened.gc(self._kept_steps)
+                self._log.trim(LOGGED * self._kept_steps)
 
     def settle_all(self) -> None:
         """Settle the calls that are open: a person stops the guard, and need not wait for their end. Raises as
         `handle`."""
         with self._turn:
-            if self._all_open():
+            if [*self._calls] or self._calls.group is not None:
                 self.open(self._overlap_seconds)
-                self._settle(iter(self._all_open()))
+                self._calls.settle(self._calls)
+                self._calls.settle_ended()
                 self._save()
                 self._turn.notify_all()
 
@@ -275,12 +272,12 @@ class GuardedCalls:
         elif event.phase == "prompt" and not event.subagent:
             if (asked := wording.asked_undo(event.prompt)) is not None:
                 return self._undo_prompt(event, asked, patience / 2)
-            self._settle(call for call in self._all_open() if has_passed(call.event, event))
+            self._calls.settle(call for call in self._calls if has_passed(call.event, event))
         elif event.phase in ("stop", "batch_end", "subagent_end"):
-            self._settle(call for call in self._all_open() if call.event.actor == event.actor)
+            self._calls.settle(call for call in self._calls if call.event.actor == event.actor)
             if event.has_background is False:
                 try:
-                    self._judge_loose()
+                    self._calls.judge_loose()
                 finally:
                     self._background.keep_detached(key)
             if event.parent_session and (texts := self._pending.pop(key, None)):
@@ -300,42 +297,30 @@ class GuardedCalls:
         paths = None if event.paths is None else self._inside(event.paths)
         if self._place() != self._opened_at:
             self.close()
-        if paths == () or self._is_repeated(event):
+        if paths == () or self._calls.is_repeated(event):
             return HookAnswer()
         self.open(patience)
-        self._settle(call for call in self._all_open() if is_proved_over(call.event, event))
+        self._calls.settle_ended()
+        self._calls.settle(call for call in self._calls if is_proved_over(call.event, event))
         if event.agent != "gemini":  # its id is that of the call before, whose end was never told
-            self._settle(self._named_as(event))
+            self._calls.settle(self._calls.named_as(event))
         if paths is not None:
-            if self._group is None:
-                self._judge_loose()
+            if self._calls.group is None:
+                self._calls.judge_loose()
             self._own_files.refresh()
-            self._file_calls.append(OpenCall(event, self._workspace.begin_look(paths=paths), paths))
+            self._calls.begin_file(event, paths)
             return HookAnswer()
         until = monotonic() + patience
-        while self._group is not None and (left := until - monotonic()) > 0:
+        while self._calls.group is not None and (left := until - monotonic()) > 0:
             self._turn.wait(left)
-            if self._is_repeated(event):
+            if self._calls.is_repeated(event):
                 return HookAnswer()
-        if self._group is None:
-            self._settle_files()
-            self._judge_loose()
+        if self._calls.group is None:
+            self._calls.settle_files()
+            self._calls.judge_loose()
             self._own_files.refresh()
-            self._group = CallGroup(self._workspace.begin_look())
-        self._group.open.append(OpenCall(event, self._group.mark, None))
+        self._calls.begin_any(event)
         return HookAnswer()
-
-    def _is_repeated(self, event: HookEvent) -> bool:
-        """Whether an event was told just now, by another hook of the agent. Gemini CLI has no ids to tell it by."""
-        return event.agent != "gemini" and any(
-            call.began > time() - REPEATED_SECONDS and call.event.arguments == event.arguments
-            for call in self._named_as(event)
-        )
-
-    def _named_as(self, event: HookEvent) -> Iterator[OpenCall]:
-        """The open calls with the id of a call."""
-        key = (*event.actor, event.call_id)
-        return (call for call in self._all_open() if (*call.event.actor, call.event.call_id) == key)
 
     def _inside(self, paths: Sequence[str]) -> tuple[str, ...]:
         """The paths in the workspace, from its root."""
@@ -346,106 +331,11 @@ class GuardedCalls:
                 found.append(os.path.relpath(real, self._root))
         return tuple(found)
 
-    # Its end.
-
     def _end(self, event: HookEvent) -> str:
-        for call in self._file_calls:
-            if call.event.actor == event.actor and call.event.call_id == event.call_id:
-                self._file_calls.remove(call)
-                self._ended.append((*event.actor, event.call_id))
-                return "\n\n".join(filter(None, (call.verdict, self._adopt_file(call))))
-        group = self._group
-        for call in [] if group is None else group.open:
-            if call.event.actor == event.actor and call.event.call_id == event.call_id:
-                assert group is not None
-                return self._end_in_group(group, call, event)
-        was_told = event.agent != "gemini" and (*event.actor, event.call_id) in self._ended
-        if not was_told and (event.paths is None or self._inside(event.paths)):
+        verdict = self._calls.end(event, self._verdict_seconds, rolls_back=self._settings.rollback_on_failure)
+        if verdict is None and not self._calls.has_ended(event) and (event.paths is None or self._inside(event.paths)):
             self._log.append(GuardedCallRecord.of("unseen", event, note="guard was not told of its beginning"))
-        return ""
-
-    def _end_in_group(self, group: CallGroup, call: OpenCall, event: HookEvent) -> str:
-        group.open.remove(call)
-        group.ended.append(call)
-        self._ended.append((*event.actor, event.call_id))
-        if event.exit_code and self._settings.rollback_on_failure:
-            group.failed = event.exit_code
-        if call.event.is_background:
-            self._background.add(call.event)
-        if not group.open:
-            self._settle_group(group)
-        until = monotonic() + self._verdict_seconds
-        while not group.is_settled and (left := until - monotonic()) > 0:
-            self._turn.wait(left)
-        if not group.is_settled:
-            group.unheard.append(call)
-        return group.verdict
-
-    def _settle_group(self, group: CallGroup) -> None:
-        """Make one step of the calls of a group, or roll all of them back."""
-        self._settle_files()
-        self._group = None
-        calls = group.ended
-        policies = self._policies
-        if group.failed is not None:
-            policies = (*policies, FailedCommandPolicy(group.failed))
-        try:
-            group.verdict = self._adoption.adopt(calls, group.mark, None, policies)
-        finally:
-            group.is_settled = True
-            self._turn.notify_all()
-        for key in {call.event.actor[:2] for call in group.unheard}:
-            if group.verdict:
-                self._pending.setdefault(key, []).append(group.verdict)
-
-    def _settle_files(self) -> None:
-        """Make steps of what calls that name their files have done so far, so that it is not another call's."""
-        for call in self._file_calls:
-            assert call.paths is not None
-            call.verdict = "\n\n".join(filter(None, (call.verdict, self._adopt_file(call))))
-            call.mark = self._workspace.begin_look(paths=call.paths)
-
-    def _adopt_file(self, call: OpenCall) -> str:
-        return self._adoption.adopt([call], call.mark, call.paths, self._policies)
-
-    # Calls whose end never comes.
-
-    def _all_open(self) -> list[OpenCall]:
-        return [*self._file_calls, *([] if self._group is None else self._group.open)]
-
-    def _settle(self, calls: Iterator[OpenCall]) -> None:
-        """Keep what calls without an end have changed, but for paths that policies deny."""
-        for call in list(calls):
-            event = call.event
-            if call in self._file_calls:
-                self._file_calls.remove(call)
-                if call.verdict:
-                    self._pending.setdefault(event.actor[:2], []).append(call.verdict)
-                self._adoption.adopt_path_by_path(call, "its end was never told")
-                continue
-            group = self._group
-            assert group is not None
-            group.open.remove(call)
-            # A model that has its result, but for one of Codex, has it of a command that has ended or was not run.
-            if event.is_background or event.agent == "codex" or not has_result(event.transcript, event.transcript_id):
-                self._background.add(event)
-            if group.open or group.ended:
-                group.ended.append(call)
-                group.unheard.append(call)
-            if group.ended and not group.open:
-                self._settle_group(group)
-            elif not group.ended:
-                self._settle_files()
-                self._group = None
-                self._adoption.adopt_path_by_path(call, "its end was never told")
-
-    def _judge_loose(self) -> None:
-        """Look at what commands that may still run have changed since the last look, or somebody else."""
-        if self._background and self._group is None:
-            self._settle_files()
-            event = HookEvent("claude", "", "other", "", "", arguments="; ".join(self._background.lines()))
-            loose = OpenCall(event, self._workspace.begin_look(paths=[]), None)
-            self._adoption.adopt_path_by_path(loose, wording.MAYBE_OTHERS)
+        return verdict or ""
 
     # Undo by a prompt.
 
@@ -458,7 +348,7 @@ class GuardedCalls:
         except WorkspaceLockedError as error:
             return HookAnswer(denial=f"ringfence guard: {error}")
         self._undone.add(key)
-        self._settle(call for call in self._all_open() if call.event.actor == event.actor)
+        self._calls.settle(call for call in self._calls if call.event.actor == event.actor)
         if busy := self._busy(min(self._verdict_seconds, patience)):
             return HookAnswer(denial=f"ringfence guard: {WorkspaceLockedError(self._workspace.root, busy)}")
         own = self._step_undo.calls_not_undone(event.session_id)

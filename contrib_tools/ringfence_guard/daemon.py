@@ -356,8 +356,9 @@ def _program() -> tuple[tuple[int, int], ...]:
 
 def _say(text: str) -> None:
     """Write to the file that a client reads if no guard starts."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    with suppress(OSError):  # there may be no space
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def _start_of(process: int) -> int:

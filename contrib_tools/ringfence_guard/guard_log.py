@@ -89,3 +89,13 @@ class GuardLog:
             except (ValueError, TypeError):
                 continue
         return found
+
+    def trim(self, most: int) -> None:
+        """Drop the oldest entries but for so many. Raises OSError."""
+        with open(self.path, "rb") as file:
+            lines = file.readlines()
+        if len(lines) > most:
+            new = self.path.with_suffix(".new")
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.writelines(lines[-most:])
+            new.replace(self.path)

@@ -63,9 +63,9 @@ def describe_denial(
 
 
 def describe_denied_before(paths: Collection[str], aborted: int | None) -> str:
-    """Tell a model that its call was rolled back by a guard that was killed before it said so."""
+    """Tell a model that its call was rolled back by a guard that was killed, or failed, before it said so."""
     return (
-        "ringfence guard has rolled this call back, and was killed before it could say why. Back to what they were: "
+        "ringfence guard has rolled this call back, and failed before it could say why. Back to what they were: "
         f"{list_paths(paths)}. Read them again before you edit them. What the call had made of them is kept as "
         f"aborted/{aborted}. {SENT}"
     )

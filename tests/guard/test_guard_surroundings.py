@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from guard_processes import BASH, RESULT, Run, asked, connected, guard_process
 from killing import as_nobody
+from mounts import small_disk
 
 import ringfence_guard
 from ringfence_guard import GuardSettings, guard_directory, save_settings
@@ -186,3 +187,42 @@ def test_a_directory_that_was_moved_is_not_watched_any_more_which_denies(root: P
     hook("PostToolUse", *options, **END)
     with Workspace.open(root, read_only=True) as workspace:
         assert workspace.steps()[-1].paths == ("c.txt",)
+
+
+def test_where_there_is_no_space_a_call_is_judged_when_there_is_again(root: Path, tmp_path: Path, hook: Run) -> None:
+    with small_disk(tmp_path / "state", "3m") as state:
+        save_settings(root, GuardSettings(policies=("deny:/no",)))
+        hook("PreToolUse", **CALL)
+        (root / "no").write_text("n")
+        (root / "side").write_text("s")
+        with (state / "all").open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1024))
+        for name, call in (("PostToolUse", END), ("PreToolUse", {**CALL, "tool_use_id": "c2"})):
+            refused = hook(name, **call)
+            assert refused.returncode == 2
+            assert "No space left" in refused.stderr
+        (state / "all").unlink()
+        assert hook("PreToolUse", **{**CALL, "tool_use_id": "c3"}).returncode == 0
+        assert {path.name for path in root.iterdir()} & {"no", "side"} == set()
+        assert "no must not be created" in hook("PostToolUse", **{**END, "tool_use_id": "c3"}).stdout
+        asked(root, {"kind": "stop"})
+
+
+def test_in_a_linked_worktree_files_go_back_and_commits_stay(root: Path, tmp_path: Path, hook: Run) -> None:
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@e"]
+    tree = tmp_path / "tree"
+    subprocess.run([*git, "init", "-q", "."], cwd=root, check=True)
+    subprocess.run([*git, "add", "."], cwd=root, check=True)
+    subprocess.run([*git, "commit", "-qm", "1"], cwd=root, check=True)
+    subprocess.run([*git, "worktree", "add", "-q", tree], cwd=root, check=True)
+    save_settings(tree, GuardSettings(policies=("deny:/no",)))
+    hook("PreToolUse", cwd=str(tree), **CALL)
+    (tree / "no").write_text("n")
+    subprocess.run([*git, "add", "."], cwd=tree, check=True)
+    subprocess.run([*git, "commit", "-qm", "2"], cwd=tree, check=True)
+    assert "no must not be created" in hook("PostToolUse", cwd=str(tree), **END).stdout
+    assert not (tree / "no").exists()
+    shown = subprocess.run([*git, "log", "--format=%s"], cwd=tree, check=True, capture_output=True, text=True)
+    assert shown.stdout.split() == ["2", "1"]
+    asked(tree, {"kind": "stop"})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import amount
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence.prompt import PathPolicy
@@ -492,6 +493,27 @@ def test_the_steps_of_long_ago_go_when_a_session_ends(root: Path, workspace: Wor
     agent.write("a.txt", "last")
     agent.tell("SessionEnd")
     assert [step.number for step in workspace.steps()] == [3, 4, 5]
+
+
+def test_hundreds_of_events_leave_no_more_than_what_is_kept(root: Path, tmp_path: Path, log: GuardLog) -> None:
+    store, largest = tmp_path / "store", 0
+    opened = partial(Workspace.open, root, store=store)
+    calls = GuardedCalls(root, log, open_workspace=opened, kept_steps=3, state=tmp_path, policies=[PROTECTED])
+    agent = Agent(root, calls)
+    for session in range(amount(prove=40, test=8)):
+        for number in range(16):
+            call = agent.begin("Bash", command="x")
+            (root / ("protected" if number % 8 == 7 else "a.txt")).write_text(f"{session} {number}" * 100)
+            agent.end(call)
+        agent.tell("SessionEnd")
+        size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
+        assert size < 2 * largest or session < 3
+        largest = max(size, largest)
+    calls.close()
+    assert len(log.read()) == 30
+    assert (tmp_path / "open.jsonl").stat().st_size < 2 << 20
+    with Workspace.open(root, store=store, read_only=True) as workspace:
+        assert len(workspace.steps()) == 4  # and the one before the three
 
 
 def test_a_late_verdict_of_a_sub_agents_session_is_told_to_the_session_above(agent: Agent) -> None:

@@ -1,0 +1,228 @@
+"""The calls that have not ended, and what becomes of each when it ends, or when its end never comes."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic, time
+from typing import TYPE_CHECKING
+
+from ringfence.errors import WorkspaceLockedError
+from ringfence_guard import wording
+from ringfence_guard.adoption import CallAdoption
+from ringfence_guard.background_commands import BackgroundCommands
+from ringfence_guard.events import HookEvent
+from ringfence_guard.judging import FailedCommandPolicy
+from ringfence_guard.kept_calls import CallGroup, KeptCalls, OpenCall
+from ringfence_guard.transcripts import has_result
+
+if TYPE_CHECKING:
+    from ringfence_sandbox import Workspace
+
+REPEATED_SECONDS = 10.0
+"""How long after the beginning of a call another hook of the agent may tell of it again."""
+NO_END = "its end was never told"
+FOR_NOW = (OSError, WorkspaceLockedError)
+"""Why a call cannot be looked at now, and can be later: it stays open. There is no space, say."""
+
+
+class OpenCalls:
+    """Of one workspace. Who asks has the turn."""
+
+    def __init__(
+        self,
+        turn: threading.Condition,
+        workspace: Callable[[], Workspace],
+        adoption: CallAdoption,
+        background: BackgroundCommands,
+        kept: KeptCalls,
+    ) -> None:
+        self._turn, self._workspace = turn, workspace
+        self._adoption, self._background, self._pending = adoption, background, kept.pending
+        self.files = kept.files
+        """Those of tools that name their files."""
+        self.group: CallGroup | None = None
+        """Those that may change any file."""
+        if kept.open or kept.ended:
+            self.group = CallGroup(kept.mark, kept.open, kept.ended, kept.failed, unheard=[*kept.ended])
+        self._ended: deque[tuple[str, ...]] = deque(maxlen=200)
+        """Those that ended last, by actor and id: an agent with two hooks tells each event twice."""
+
+    def __iter__(self) -> Iterator[OpenCall]:
+        return iter([*self.files, *([] if self.group is None else self.group.open)])
+
+    def named_as(self, event: HookEvent) -> Iterator[OpenCall]:
+        """Those with the id of a call."""
+        return (call for call in self if _key(call.event) == _key(event))
+
+    def is_repeated(self, event: HookEvent) -> bool:
+        """Whether a beginning was told just now, by another hook of the agent. Gemini CLI has no ids to tell it by."""
+        return event.agent != "gemini" and any(
+            call.began > time() - REPEATED_SECONDS and call.event.arguments == event.arguments
+            for call in self.named_as(event)
+        )
+
+    def has_ended(self, event: HookEvent) -> bool:
+        """Whether the end of a call was told before."""
+        return event.agent != "gemini" and _key(event) in self._ended
+
+    # Beginnings. They raise as `Workspace.begin_look`.
+
+    def begin_file(self, event: HookEvent, paths: tuple[str, ...]) -> None:
+        self.files.append(OpenCall(event, self._workspace().begin_look(paths=paths), paths))
+
+    def begin_any(self, event: HookEvent) -> None:
+        """Begin a call that may change any file; with others that go on, if there are any."""
+        if self.group is None:
+            self.group = CallGroup(self._workspace().begin_look())
+        self.group.open.append(OpenCall(event, self.group.mark, None))
+
+    # Ends. They raise as `Workspace.adopt`.
+
+    def end(self, event: HookEvent, verdict_seconds: float, *, rolls_back: bool) -> str | None:
+        """End a call, and return what its model is told: none for one whose beginning nobody saw.
+
+        The verdict on others that it overlaps is waited for so long. ``rolls_back`` says whether a command that fails
+        goes back.
+        """
+        for call in self.files:
+            if _key(call.event) == _key(event):
+                try:
+                    verdict = self._adopt_file(call)
+                except FOR_NOW:
+                    self._adoption.tried.add(call.mark)
+                    raise
+                except BaseException:
+                    self.files.remove(call)
+                    raise
+                self.files.remove(call)
+                self._ended.append(_key(event))
+                return _joined(call.verdict, verdict)
+        group = self.group
+        for call in [] if group is None else group.open:
+            if _key(call.event) == _key(event):
+                assert group is not None
+                if event.exit_code and rolls_back:
+                    group.failed = event.exit_code
+                return self._end_in_group(group, call, verdict_seconds)
+        return None
+
+    def _end_in_group(self, group: CallGroup, call: OpenCall, verdict_seconds: float) -> str:
+        group.open.remove(call)
+        group.ended.append(call)
+        self._ended.append(_key(call.event))
+        if call.event.is_background:
+            self._background.add(call.event)
+        if not group.open:
+            self._settle_group(group)
+        until = monotonic() + verdict_seconds
+        while not group.is_settled and (left := until - monotonic()) > 0:
+            self._turn.wait(left)
+        if not group.is_settled:
+            group.unheard.append(call)
+        return group.verdict
+
+    def settle_ended(self) -> None:
+        """Try again with calls that have ended, and could not be looked at then."""
+        if self.group is not None and not self.group.open:
+            self._settle_group(self.group)
+
+    def _settle_group(self, group: CallGroup) -> None:
+        """Make one step of the calls of a group, or roll all of them back."""
+        try:
+            self.settle_files()
+            more = () if group.failed is None else (FailedCommandPolicy(group.failed),)
+            group.verdict = self._adoption.adopt(group.ended, group.mark, None, more)
+        except FOR_NOW:
+            self._adoption.tried.add(group.mark)
+            group.unheard = [*group.ended]
+            raise
+        except BaseException:
+            self._forget(group)
+            raise
+        self._forget(group)
+        for key in {call.event.actor[:2] for call in group.unheard}:
+            if group.verdict:
+                self._pending.setdefault(key, []).append(group.verdict)
+
+    def _forget(self, group: CallGroup) -> None:
+        self.group = None
+        group.is_settled = True
+        self._turn.notify_all()
+
+    def settle_files(self) -> None:
+        """Make steps of what calls that name their files have done so far, so that it is not another call's."""
+        for call in self.files:
+            assert call.paths is not None
+            call.verdict = _joined(call.verdict, self._adopt_file(call))
+            call.mark = self._workspace().begin_look(paths=call.paths)
+
+    def _adopt_file(self, call: OpenCall) -> str:
+        return self._adoption.adopt([call], call.mark, call.paths)
+
+    # Ends that never come.
+
+    def settle(self, calls: Iterable[OpenCall]) -> None:
+        """Keep what calls without an end have changed, but for paths that policies deny."""
+        for call in list(calls):
+            if call in self.files:
+                self._settle_file(call)
+            else:
+                self._settle_any(call)
+
+    def _settle_file(self, call: OpenCall) -> None:
+        self.files.remove(call)
+        try:
+            self._adoption.adopt_path_by_path(call, NO_END)
+        except FOR_NOW:
+            self._adoption.tried.add(call.mark)
+            self.files.append(call)
+            raise
+        if call.verdict:
+            self._pending.setdefault(call.event.actor[:2], []).append(call.verdict)
+
+    def _settle_any(self, call: OpenCall) -> None:
+        group = self.group
+        assert group is not None
+        group.open.remove(call)
+        if group.open or group.ended:
+            self._may_go_on(call.event)
+            group.ended.append(call)
+            group.unheard.append(call)
+            if not group.open:
+                self._settle_group(group)
+            return
+        try:
+            self.settle_files()
+            self._adoption.adopt_path_by_path(call, NO_END)
+        except FOR_NOW:
+            self._adoption.tried.add(call.mark)
+            group.open.append(call)
+            raise
+        except BaseException:
+            self.group = None
+            raise
+        self._may_go_on(call.event)
+        self.group = None
+
+    def _may_go_on(self, event: HookEvent) -> None:
+        # A model that has its result, but for one of Codex, has it of a command that has ended or was not run.
+        if event.is_background or event.agent == "codex" or not has_result(event.transcript, event.transcript_id):
+            self._background.add(event)
+
+    def judge_loose(self) -> None:
+        """Look at what commands that may still run have changed since the last look, or somebody else."""
+        if self._background and self.group is None:
+            self.settle_files()
+            event = HookEvent("claude", "", "other", "", "", arguments="; ".join(self._background.lines()))
+            loose = OpenCall(event, self._workspace().begin_look(paths=[]), None)
+            self._adoption.adopt_path_by_path(loose, wording.MAYBE_OTHERS)
+
+
+def _key(event: HookEvent) -> tuple[str, ...]:
+    return (*event.actor, event.call_id)
+
+
+def _joined(*texts: str) -> str:
+    return "\n\n".join(filter(None, texts))
