@@ -36,7 +36,7 @@ def test_another_user_gets_no_answer(root: Path, tmp_path: Path, hook: Run) -> N
     def ask() -> None:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(f"/proc/self/fd/{folder}/socket")
-            with suppress(ConnectionResetError):
+            with suppress(ConnectionResetError, BrokenPipeError):
                 connection.sendall(b'{"kind": "status"}\n')
                 assert connection.recv(1000) == b""
 
@@ -152,6 +152,7 @@ def test_of_two_guarded_directories_one_within_the_other_one_is_watched_at_a_tim
     assert hook("PreToolUse", cwd=str(inner), **CALL).returncode == 0
     (inner / "never").write_text("n")
     assert "never must not be created" in hook("PostToolUse", cwd=str(inner), **END).stdout
+    assert hook("PreToolUse", "--timeout", "5", **CALL).returncode == 2
     asked(inner, {"kind": "stop"})
 
 
