@@ -79,6 +79,7 @@ def test_a_fork_has_all_of_the_tree_and_shares_no_inode(root: Path, workspace: W
 def test_opening_a_fork_reads_no_file(root: Path, workspace: Workspace) -> None:
     a_rich_tree(root / "tree")
     workspace.look()
+    time.sleep(0.05)  # the clock of the filesystem ticks: a file is known whose time is of an earlier instant
     workspace.fork("a").close()
     place = workspace.fork_named("a").root
     script = f"""
@@ -218,6 +219,24 @@ def test_what_points_back_is_named_and_absolute_links_lead_into_the_fork(root: P
         assert record.left_out == {"s": "special file"}
         assert os.readlink(Path(fork.root, "here")) == f"{fork.root}/build"
         assert fork.changes_since_fork() == []
+
+
+def test_each_name_of_a_link_into_the_source_leads_into_the_fork_and_so_does_one_of_an_earlier_step(
+    root: Path, workspace: Workspace
+) -> None:
+    (root / "a").mkdir()
+    (root / "one").symlink_to(root / "a")
+    os.link(root / "one", root / "two", follow_symlinks=False)
+    workspace.checkpoint("linked")
+    for at in (None, "linked"):
+        with workspace.fork(f"fork-{at}", at=at) as fork:
+            assert {os.readlink(Path(fork.root, name)) for name in ("one", "two")} == {f"{fork.root}/a"}
+            assert fork.fork_record is not None
+            assert sorted(fork.fork_record.rewritten) == ["one", "two"]
+            assert fork.changes_since_fork() == []
+            assert workspace.promote(fork).outcomes == {}
+        for name in ("one", "two"):
+            (root / name).unlink(missing_ok=True)
 
 
 def test_forks_are_named_and_discarded(root: Path, workspace: Workspace, tmp_path: Path) -> None:

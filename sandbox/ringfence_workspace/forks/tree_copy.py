@@ -228,6 +228,8 @@ class TreeCopy:
         others = self._links.setdefault((now.st_dev, now.st_ino), []) if now.st_nlink > 1 else None
         if others:
             os.link(others[0], name, src_dir_fd=self._target, dst_dir_fd=target, follow_symlinks=False)
+            if others[0] in self.made.rewritten:  # a link has other names, too
+                self._rewritten(path, os.readlink(name, dir_fd=target))
             others.append(path)
             if known is not None and known == stamp_of(now):
                 stamps[name] = known
@@ -253,17 +255,26 @@ class TreeCopy:
             leads_to = os.readlink(name, dir_fd=source)
         except OSError:  # it became something else just now
             return None
-        old, new = self._moved
-        if leads_to == old or leads_to.startswith(f"{old}/"):
-            leads_to = new + leads_to[len(old) :]
-            self.made.rewritten.append(path)
-            content = os.fsencode(leads_to)
-            self.made.contents.append(content)
-            if (entry := self._entry(path)) is not None and entry.kind == "symlink":
-                self.made.changes[path] = entry._replace(oid=blob_id(content))
+        moved = self._moved_target(leads_to)
+        if moved is not None:
+            leads_to = moved
+            self._rewritten(path, leads_to)
         make_symlink(target, name, os.fsencode(leads_to))
         give(target, name, Meta.of(now))
         return now, os.lstat(name, dir_fd=target)
+
+    def _moved_target(self, leads_to: str) -> str | None:
+        """Where a link into the source leads in the copy. None: it does not lead into the source."""
+        old, new = self._moved
+        return new + leads_to[len(old) :] if leads_to == old or leads_to.startswith(f"{old}/") else None
+
+    def _rewritten(self, path: str, leads_to: str) -> None:
+        """Note that the link at a path has another target than the commit says."""
+        self.made.rewritten.append(path)
+        content = os.fsencode(leads_to)
+        self.made.contents.append(content)
+        if (entry := self._entry(path)) is not None and entry.kind == "symlink":
+            self.made.changes[path] = entry._replace(oid=blob_id(content))
 
     def _file(self, source: int, target: int, name: str, path: str) -> tuple[os.stat_result, os.stat_result] | None:
         """Copy a file; its status, and that of the copy. None where it is left out."""
@@ -344,8 +355,15 @@ class TreeCopy:
         others = self._made_links.setdefault((entry.meta.link, entry.oid), []) if entry.meta.link else None
         if others:
             os.link(others[0], name, src_dir_fd=self._target, dst_dir_fd=target, follow_symlinks=False)
+            if others[0] in self.made.rewritten:
+                self._rewritten(path, os.readlink(name, dir_fd=target))
         else:
-            make(target, name, entry.kind, self._earlier.content(entry.oid), entry.meta)
+            content = self._earlier.content(entry.oid)
+            moved = self._moved_target(os.fsdecode(content)) if entry.kind == "symlink" else None
+            if moved is not None:
+                content = os.fsencode(moved)
+                self._rewritten(path, moved)
+            make(target, name, entry.kind, content, entry.meta)
             self.made.files.append(path)
         if others is not None:
             others.append(path)
