@@ -518,12 +518,19 @@ def gc(invocation: Invocation, directory: Path, keep: int) -> int:
 
 @contextmanager
 def opened(
-    directory: Path, invocation: Invocation, *, changes: bool, dry_run: bool = False, refuses_new_steps: bool = False
+    directory: Path,
+    invocation: Invocation,
+    *,
+    changes: bool,
+    dry_run: bool = False,
+    refuses_new_steps: bool = False,
+    look_first: bool = True,
 ) -> Generator[Workspace]:
     """Open the workspace; one that is changed is locked, recovered and scanned.
 
-    A dry run does not recover: the changes of a killed call have to be rolled back first. ``refuses_new_steps``: the
-    block is about the newest steps, as they were before this waited for a guard.
+    Without ``look_first`` it is not scanned, for a block that begins with that itself. A dry run does not recover: the
+    changes of a killed call have to be rolled back first. ``refuses_new_steps``: the block is about the newest steps,
+    as they were before this waited for a guard.
 
     Raises:
         click.ClickException: there is no such step, a call was killed and this is a dry run, or a new step is refused.
@@ -548,7 +555,7 @@ def opened(
                     return
                 newest = max((step.number for step in workspace.steps()), default=0) if refuses_new_steps else None
             with recording() as progress:
-                workspace = Workspace.open(directory, progress=progress)
+                workspace = Workspace.open(directory, progress=progress, look_first=look_first)
             with workspace:
                 if newest is not None and (new := [step for step in workspace.steps() if step.number > newest]):
                     raise click.ClickException(_describe_new(new[-1]))
@@ -578,8 +585,8 @@ def _describe_killed(workspace: Workspace, directory: Path) -> str | None:
 
 @contextmanager
 def opened_to_change(directory: Path, invocation: Invocation, *, dry_run: bool = False) -> Generator[Workspace]:
-    """`opened` to be changed, where the directory may have no history yet: then it begins with the files as they are,
-    without the usual ones with secrets.
+    """`opened` to be forked or promoted to, both of which look first, where the directory may have no history yet: then
+    it begins with the files as they are, without the usual ones with secrets.
 
     Raises what `opened` does.
     """
@@ -589,7 +596,7 @@ def opened_to_change(directory: Path, invocation: Invocation, *, dry_run: bool =
                 Workspace.open(directory, hide=HiddenFiles(), progress=progress).close()
         except KeyboardInterrupt:
             raise click.Abort("interrupted: nothing was changed") from None
-    with opened(directory, invocation, changes=True, dry_run=dry_run) as workspace:
+    with opened(directory, invocation, changes=True, dry_run=dry_run, look_first=False) as workspace:
         yield workspace
 
 

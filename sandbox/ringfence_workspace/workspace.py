@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.errors import TransactionError
 from ringfence.escapes import display_path
 from ringfence.filesystem.paths import normalise
-from ringfence.participants import RollbackReport, Step
+from ringfence.participants import RollbackReport, Step, outside_of_calls
 from ringfence.receipts import PolicyVerdict
 from ringfence_workspace.commands import LONGEST_SECONDS
 from ringfence_workspace.history.ignored_files import (
@@ -666,7 +666,8 @@ class Workspace(WorkspaceForks):
             PermissionError: the workspace was opened read-only.
         """
         made = self._make_fork(name, at, into, share, secrets=secrets)
-        return Workspace.open(made.root, store=made.store)
+        # Nobody had the path before: what changes from now on is found by the next look or call.
+        return Workspace.open(made.root, store=made.store, look_first=False)
 
     async def afork(self, name: str, **options: Any) -> Workspace:
         """`fork` in a thread. If this task is cancelled, the fork is made all the same, and closed."""
@@ -714,6 +715,8 @@ class Workspace(WorkspaceForks):
         if on_conflict not in ("abort", "keep"):
             raise ValueError(f"on_conflict is one of 'abort', 'keep', not {on_conflict!r}")
         if isinstance(fork, Workspace):
+            with outside_of_calls():  # a call that promotes is one of this workspace
+                fork.look()
             return self._promote(fork, on_conflict, dry_run=dry_run, with_git=with_git)
         record = self.fork_named(fork) if isinstance(fork, str) else fork
         with Workspace.open(record.root, store=record.store) as opened:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ringfence.participants import Change, Step, outside_of_calls
+from ringfence.participants import Change, Step
 from ringfence_workspace.forks.fork_records import Fork, fork_named, forks_of, own_fork, save_fork
 from ringfence_workspace.history.commits import CommitRecord
 from ringfence_workspace.history.entries import Difference
@@ -119,7 +119,7 @@ class WorkspaceForks(WorkspaceHistory):
         discard(self.fork_named(name))
 
     def _promote(self, own: WorkspaceForks, on_conflict: OnConflict, *, dry_run: bool, with_git: bool) -> Promotion:
-        """Promote an opened fork."""
+        """Promote an opened fork, whose newest commit has its tree as it is."""
         from ringfence_workspace.forks.promotion import (
             ForkChanges,
             Promotion,
@@ -132,8 +132,6 @@ class WorkspaceForks(WorkspaceHistory):
         fork = own._as_fork()
         if fork.source_store != self._place:
             raise ValueError(f"{own.root} is no fork of {self.root}, but of {fork.source}")
-        with outside_of_calls():  # the call that promotes is one of this workspace
-            own.look()
         with self._alone("promote") as (transaction, history), own._looking_alone():
             found = ForkChanges(fork, own._store, self._store, self.filesystem.hides)
             planner = Planner(self._store, self._tip(), history.names)
