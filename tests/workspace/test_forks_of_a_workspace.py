@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from captured_tree import capture_tree, shape
+from failpoints import injected
 from real_git import fsck, git, needs_git, repository
 
 from ringfence.errors import WorkspaceLockedError
@@ -374,3 +376,28 @@ def test_a_store_of_its_own_has_its_forks_beside_it(tmp_path: Path) -> None:
         assert fork.fork_record is not None
         assert fork.fork_record.store == str(tmp_path / "s.forks/stores/a")
         assert [*shape(Path(fork.root))] == [*shape(tmp_path / "r")]
+
+
+def test_what_somebody_changes_while_a_fork_is_made_is_no_change_of_the_fork(root: Path, workspace: Workspace) -> None:
+    for name in ("a.txt", "b.txt", "d/c.txt", "d/e/f.txt"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("one\n")
+    workspace.look()
+
+    def edit(point: str) -> None:
+        if point == "fork directory":  # the source was looked at, and is not copied yet
+            (root / "a.txt").write_text("of a person\n")
+            (root / "new.txt").write_text("of a person\n")
+            (root / "b.txt").unlink()
+            shutil.rmtree(root / "d/e")
+
+    with injected(edit):
+        fork = workspace.fork("a")
+    with fork:
+        assert Path(fork.root, "a.txt").read_text() == "of a person\n"
+        assert fork.changes_since_fork() == []
+        (root / "b.txt").write_text("again\n")
+        fork.filesystem.write("mine.txt", "x\n")
+        done = workspace.promote(fork)
+        assert dict(done.outcomes) == {"mine.txt": "applied"}
+        assert (root / "b.txt").read_text() == "again\n"

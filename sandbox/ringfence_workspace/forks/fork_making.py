@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -34,10 +34,11 @@ from ringfence_workspace.forks.fork_records import (
 from ringfence_workspace.forks.tree_copy import CopiedTree, EarlierState, TreeCopy
 from ringfence_workspace.forks.what_points_back import git_file_target, points_back
 from ringfence_workspace.history.commits import CommitInfo, CommitRecord, PreparedStep
-from ringfence_workspace.history.entries import NOTHING, Entry, Unknown
+from ringfence_workspace.history.entries import NOTHING, Entry, Meta, Unknown, blob_id, link_number
 from ringfence_workspace.history.hidden_rule import remember_rule, remembered_rule
 from ringfence_workspace.history.objects import create_repository, read_alternates, write_alternates
-from ringfence_workspace.history.stat_cache import FINE_TICK_NS, Stamp, StatCache
+from ringfence_workspace.history.stat_cache import FINE_TICK_NS, Stamp, StatCache, stamp_of
+from ringfence_workspace.history.states import CommitStates
 from ringfence_workspace.history.store import FOLDER, Store
 from ringfence_workspace.history.store_roots import note_format
 from ringfence_workspace.locking import describe_holder
@@ -49,6 +50,8 @@ from ringfence_workspace.tree.places import made_outside
 _SHARES_BLOCKS = frozenset({0x9123683E, 0x58465342, 0xCA451A4E})
 """Btrfs, XFS and bcachefs: a copy there takes no room for bytes."""
 _BLOCK_BYTES = 4096
+_MOST_BYTES = 16 << 20
+"""Of a file that somebody changed while it was copied. A larger one is a change of the fork."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,7 @@ def _fill(source: ForkSource, fork: Fork, *, secrets: bool) -> Fork:
     target = os.open(fork.unfinished_root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         copied = _copied(source, fork, target, secrets=secrets)
+        _take_external_changes(source, fork, copied, target)
         base = _begin_history(source, fork, copied)
         found = points_back(fork.unfinished_root, copied.files, source.root)
         done = replace(
@@ -252,6 +256,53 @@ def _differences(source: ForkSource, fork: Fork) -> Mapping[str, Entry | None]:
         for path, _, after in states.differences(source.tip, fork.commit)
         if unknown.why(path, there=after is not None) is None
     }
+
+
+def _take_external_changes(source: ForkSource, fork: Fork, copied: CopiedTree, target: int) -> None:
+    """Have the fork begin with what was copied, where somebody changed the source between the look and the copy: else
+    that would be a change of the fork."""
+    states, hidden, device = source.commits.states, source.history.hidden, os.fstat(target).st_dev
+    unknown = states.unknown(fork.commit)
+    for path in copied.unsure:
+        found = os.lstat(path, dir_fd=target)
+        if unknown.why(path, there=True) is not None or found.st_size > _MOST_BYTES:
+            continue
+        if hidden is not None and hidden.hides(path):
+            continue
+        is_link = stat.S_ISLNK(found.st_mode)
+        content = os.fsencode(os.readlink(path, dir_fd=target)) if is_link else _content(path, target)
+        copied.contents.append(content)
+        meta = Meta.of(found, link_number(found, device))
+        copied.changes[path] = Entry("symlink" if is_link else "file", meta, blob_id(content))
+        above, _, name = path.rpartition("/")
+        copied.stamps[above][name] = stamp_of(found)
+    for folder in copied.unsure_directories:
+        if states.entry(fork.commit, folder) is None and unknown.why(folder, there=True) is None:
+            copied.changes[folder] = Entry("directory", Meta.of(os.lstat(folder, dir_fd=target)))
+        for name in states.names(fork.commit, folder):
+            path = f"{folder}/{name}" if folder else name
+            if path not in copied.left_out and path not in copied.changes and not _is_there(path, target):
+                copied.changes.update(dict.fromkeys(_all_below(states, fork.commit, path)))
+
+
+def _all_below(states: CommitStates, commit: str, path: str) -> Iterator[str]:
+    """A path of a commit, and what is below it."""
+    yield path
+    for name in states.names(commit, path):
+        yield from _all_below(states, commit, f"{path}/{name}")
+
+
+def _content(path: str, directory: int) -> bytes:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory), "rb") as file:
+        return file.read()
+
+
+def _is_there(path: str, directory: int) -> bool:
+    try:
+        os.lstat(path, dir_fd=directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _begin_history(source: ForkSource, fork: Fork, copied: CopiedTree) -> str:

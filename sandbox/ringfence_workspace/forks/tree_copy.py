@@ -54,6 +54,10 @@ class CopiedTree:
     contents: list[bytes] = field(default_factory=list[bytes])
     """The targets of the links that were rewritten."""
     files: list[str] = field(default_factory=list[str])
+    unsure: list[str] = field(default_factory=list[str])
+    """The copied files and links that may not be as the commit has them: somebody may have changed them meanwhile."""
+    unsure_directories: list[str] = field(default_factory=list[str])
+    """The directories from which somebody may have taken something meanwhile."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     """By path why it is not in the copy."""
     rewritten: list[str] = field(default_factory=list[str])
@@ -148,11 +152,14 @@ class TreeCopy:
         given = meta if path else meta._replace(mode=0o700)
         self._give_directory(target, given)
         if not path:  # it is renamed, which changes its stamp
+            self.made.unsure_directories.append(path)
             self.made.changes[path] = Entry("directory", Meta.of(os.fstat(target)))
             return
         self._check_owner(path, meta, os.fstat(target))
         if wanted is not None or (status is not None and known == stamp_of(status)):
             stamps[""] = stamp_of(os.fstat(target))
+        else:
+            self.made.unsure_directories.append(path)
 
     def _give_directory(self, target: int, meta: Meta) -> None:
         found = os.fstat(target)
@@ -233,6 +240,8 @@ class TreeCopy:
             others.append(path)
             if known is not None and known == stamp_of(now):
                 stamps[name] = known
+            else:
+                self.made.unsure.append(path)
             return
         if stat.S_ISLNK(now.st_mode):
             made = self._symlink(source, target, name, path, now)
@@ -244,6 +253,8 @@ class TreeCopy:
         now, there = made
         if known == stamp_of(now):
             stamps[name] = stamp_of(there)
+        else:
+            self.made.unsure.append(path)
         if others is not None:
             others.append(path)
         self._check_owner(path, Meta.of(now), there)
