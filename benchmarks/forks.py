@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -15,9 +16,12 @@ from trees import loaded, sample, written
 
 from ringfence_sandbox import Workspace
 
-FILES = 10_000
+FILES = (1_000, 10_000)
 CHANGED = (1, 100)
-AREA = f"fork, {FILES:,} files"
+
+
+def area(files: int) -> str:
+    return f"fork, {files:,} files"
 
 
 def timed(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> Side:
@@ -35,7 +39,7 @@ def timed(work: Callable[[], object], before: Callable[[], object] = lambda: Non
     return side
 
 
-def made(places: Places, scratch: Path) -> Iterator[Row]:
+def made(places: Places, scratch: Path, files: int) -> Iterator[Row]:
     """The copies stay until the end: ext4 avoids what was deleted lately, at the cost of whoever writes next."""
     root, store = places.copy()
     for arguments in (
@@ -58,11 +62,11 @@ def made(places: Places, scratch: Path) -> Iterator[Row]:
             subprocess.run(["git", "worktree", "add", "-q", "--detach", place], cwd=root, check=True)
 
         ours, bare, gits = alternated(timed(fork), timed(copy), timed(worktree), seconds=8)
-        yield flat(AREA, "a fork is made, opened and closed", "cp -a", (ours, bare))
-        yield flat(AREA, "a fork is made, opened and closed", f"{GIT} worktree add", (ours, gits), at_most=1)
+        yield flat(area(files), "a fork is made, opened and closed", "cp -a", (ours, bare))
+        yield flat(area(files), "a fork is made, opened and closed", f"{GIT} worktree add", (ours, gits), at_most=1)
 
 
-def opened(places: Places) -> Iterator[Row]:
+def opened(places: Places, files: int) -> Iterator[Row]:
     root, store = places.copy()
     with Workspace.open(root, store=store) as workspace:
         workspace.fork("a").close()
@@ -77,10 +81,10 @@ def opened(places: Places) -> Iterator[Row]:
                     os.lstat(os.path.join(place, name))
 
         spreads = alternated(timed(open_it), timed(look_at_all), seconds=3)
-        yield less(AREA, "a fork is opened and closed", "lstat of each file", spreads, at_most_us=50_000)
+        yield less(area(files), "a fork is opened and closed", "lstat of each file", spreads, at_most_us=50_000)
 
 
-def promoted(places: Places) -> Iterator[Row]:
+def promoted(places: Places, files: int) -> Iterator[Row]:
     root, store = places.copy()
     paths = sorted(str(path.relative_to(root)) for path in root.rglob("*.py"))
     turns = count()
@@ -110,24 +114,24 @@ def promoted(places: Places) -> Iterator[Row]:
 
             spreads = alternated(timed(promote, back), timed(call), seconds=3)
             what = f"{number:,} changed file{'s are' if number > 1 else ' is'} promoted"
-            yield flat(AREA, what, "a call that writes as many", spreads, at_most=1.5)
+            yield flat(area(files), what, "a call that writes as many", spreads, at_most=1.5)
 
 
-def in_memory() -> Row:
-    files = loaded(sample(FILES))
-    bare = sample(FILES)
-    spreads = alternated(repeated(files.fork), repeated(bare.copy))
-    return less(AREA, "a fork in memory", "a copied dictionary", spreads, at_most_us=10)
+def in_memory(files: int) -> Row:
+    loaded_files, bare = loaded(sample(files)), sample(files)
+    spreads = alternated(repeated(loaded_files.fork), repeated(bare.copy))
+    return less(area(files), "a fork in memory", "a copied dictionary", spreads, at_most_us=10)
 
 
-def rows() -> Iterator[Row]:
-    yield in_memory()
-    with scratch_directory() as scratch:
-        places = Places(scratch, written(scratch / "sample", sample(FILES)))
-        yield from opened(places)
-        yield from promoted(places)
-        yield from made(places, scratch)
+def rows(sizes: Sequence[int] = FILES) -> Iterator[Row]:
+    for files in sizes:
+        yield in_memory(files)
+        with scratch_directory() as scratch:
+            places = Places(scratch, written(scratch / "sample", sample(files)))
+            yield from opened(places, files)
+            yield from promoted(places, files)
+            yield from made(places, scratch, files)
 
 
 if __name__ == "__main__":
-    report(rows())
+    report(rows([int(files) for files in sys.argv[1:]] or FILES))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -16,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from time import sleep
-from typing import Any
 
 from ringfence_batch.attempt_run import RunPlace, guarded, result_of, run_once, spec_of
 from ringfence_batch.engine import AttemptRequest
 from ringfence_batch.ledger import Attempt, Ledger, TaskResult
 from ringfence_batch.sources import copy_source, unpack_source
 from ringfence_batch.task_candidates import run_candidates
+from ringfence_sandbox import remove_tree
 
 PATIENCE_SECONDS = 15.0
 """How long a worker that is ended may take to take down its container, before it is killed."""
@@ -112,20 +111,9 @@ def _workplace(scratch: Path, attempt: Attempt) -> Generator[Path]:
         yield place
     finally:
         try:
-            shutil.rmtree(place, onerror=_make_writable)
+            remove_tree(place)
         finally:
             os.close(lock)
-
-
-def _make_writable(function: Any, path: str, _error: object) -> None:
-    """Remove what is in a directory that nobody may write, such as Go's cache of modules."""
-    os.chmod(os.path.dirname(path), 0o700)
-    with suppress(OSError):
-        os.chmod(path, 0o700)
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
 
 
 def reap(scratch: Path) -> int:
@@ -142,7 +130,7 @@ def reap(scratch: Path) -> int:
             lock = os.open(f"{entry.path}/{_LOCK}", os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(entry.path, onerror=_make_writable)
+                remove_tree(entry.path)
                 removed += 1
             finally:
                 os.close(lock)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ringfence_workspace.transaction.recovery import Recovered
     from ringfence_workspace.tree.confined import is_reserved
     from ringfence_workspace.tree.places import StateDirectoryError, store_directory
+    from ringfence_workspace.tree.removal import remove_tree
     from ringfence_workspace.workspace import NothingToUndoError, Reversal, Workspace, find_workspace
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "is_reserved",
     "record_root",
     "remembered_hidden",
+    "remove_tree",
     "resolve_revision",
     "store_directory",
     "stores",
@@ -105,6 +107,7 @@ _MODULES = {
     "is_reserved": "ringfence_workspace.tree.confined",
     "record_root": "ringfence_workspace.history.store_roots",
     "remembered_hidden": "ringfence_workspace.history.hidden_rule",
+    "remove_tree": "ringfence_workspace.tree.removal",
     "resolve_revision": "ringfence_workspace.revisions",
     "store_directory": "ringfence_workspace.tree.places",
     "stores": "ringfence_workspace.history_stores",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import socket
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 from captured_tree import capture_tree, shape
 from failpoints import injected
+from mounts import small_disk
 from real_git import fsck, git, needs_git, repository
 
 from ringfence.errors import WorkspaceLockedError
@@ -401,3 +403,32 @@ def test_what_somebody_changes_while_a_fork_is_made_is_no_change_of_the_fork(roo
         done = workspace.promote(fork)
         assert dict(done.outcomes) == {"mine.txt": "applied"}
         assert (root / "b.txt").read_text() == "again\n"
+
+
+def test_a_disk_that_is_full_when_it_is_forked_to_gets_nothing_and_the_source_stays(
+    root: Path, workspace: Workspace, tmp_path: Path
+) -> None:
+    for number in range(40):
+        (root / f"{number}.bin").write_bytes(os.urandom(20_000))
+    workspace.look()
+    before = capture_tree(root)
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        (disk / "filler").write_bytes(bytes(1_600_000))
+        with pytest.raises(OSError, match="make room, or fork into another place") as caught:
+            workspace.fork("a", into=disk / "fork")
+        assert caught.value.errno == errno.ENOSPC
+        (disk / "filler").unlink()
+
+        def fill(point: str) -> None:
+            if point == "fork directory":  # there was room when it was looked for
+                (disk / "filler").write_bytes(bytes(1_600_000))
+
+        with injected(fill), pytest.raises(OSError, match="No space left") as caught:
+            workspace.fork("a", into=disk / "fork")
+        assert caught.value.errno == errno.ENOSPC
+        assert [path.name for path in disk.iterdir()] == ["filler"]
+        assert workspace.forks() == []
+        assert capture_tree(root) == before
+        (disk / "filler").unlink()
+        with workspace.fork("a", into=disk / "fork") as fork:
+            assert fork.changes_since_fork() == []

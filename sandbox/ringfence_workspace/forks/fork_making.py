@@ -6,10 +6,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -46,6 +45,7 @@ from ringfence_workspace.transaction.step_history import STAT_CACHE, StepHistory
 from ringfence_workspace.tree.confined import Confined
 from ringfence_workspace.tree.kernel import birth_ns, failpoint, filesystem_type, free_bytes, sync_filesystem
 from ringfence_workspace.tree.places import made_outside
+from ringfence_workspace.tree.removal import remove_tree
 
 _SHARES_BLOCKS = frozenset({0x9123683E, 0x58465342, 0xCA451A4E})
 """Btrfs, XFS and bcachefs: a copy there takes no room for bytes."""
@@ -382,31 +382,13 @@ def remove_fork(fork: Fork) -> None:
     with suppress(FileNotFoundError):
         os.unlink(os.path.join(fork.store, "fork.json"))
     failpoint("discard files")
-    _remove_tree(fork.unfinished_root)
+    remove_tree(fork.unfinished_root)
     if fork.is_there:
-        _remove_tree(fork.root)
+        remove_tree(fork.root)
     failpoint("discard history")
-    _remove_tree(fork.store)
+    remove_tree(fork.store)
     failpoint("discard record")
     record_file(fork.source_store, fork.name).unlink(missing_ok=True)
-
-
-def _remove_tree(place: str) -> None:
-    def opened_up(function: Callable[..., object], path: str, error: object) -> None:
-        """A directory that may not be written is opened up, and tried once more."""
-        with suppress(OSError):
-            os.chmod(os.path.dirname(path), stat.S_IRWXU)
-            if os.path.isdir(path) and not os.path.islink(path):
-                os.chmod(path, stat.S_IRWXU)
-                shutil.rmtree(path)
-            else:
-                os.unlink(path)
-
-    if not os.path.lexists(place):
-        return
-    shutil.rmtree(place, onerror=opened_up)  # pyright: ignore[reportDeprecated]  # Python 3.11 has no other
-    if os.path.lexists(place):
-        raise OSError(errno.ENOTEMPTY, "it could not be removed", place)
 
 
 def drop_gone(store: Store, place: str) -> Sequence[str]:
