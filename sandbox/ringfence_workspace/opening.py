@@ -26,7 +26,7 @@ from ringfence_workspace.transaction.step_history import StepHistory
 from ringfence_workspace.transaction.transactions import Transactions
 from ringfence_workspace.tree.confined import Confined
 from ringfence_workspace.tree.hidden_tree import HiddenTree
-from ringfence_workspace.tree.kernel import OVERLAY, Abilities, Renames, abilities
+from ringfence_workspace.tree.kernel import IS_LINUX, OVERLAY, Abilities, Renames, abilities
 from ringfence_workspace.tree.places import made_outside, store_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 
 
 """In a store, where what conflicts keep from their paths goes."""
+
+
+def _check_system(root: str) -> None:
+    if not IS_LINUX:
+        raise OSError(
+            errno.ENOTSUP,
+            "files on disk are changed under Linux alone: work on a copy in memory, or in a virtual machine with Linux",
+            root,
+        )
 
 
 class Opened:
@@ -76,6 +85,7 @@ class Opened:
             self.hidden: HiddenTree | None = None
             place = store or store_of(self.root)
             if not read_only:
+                _check_system(self.root)
                 place = self.store = made_outside(self.root, place)
                 self._open_to_change(place, only_this_host, limits or DEFAULT_LIMITS, progress or no_progress, hide)
             elif rule := remembered_rule(place) if hide is None else hide:

@@ -16,14 +16,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from ringfence.filesystem.paths import os_error, outside
-from ringfence_workspace.tree.kernel import Abilities, lstat, open_within
+from ringfence_workspace.tree.kernel import PATH_ONLY, Abilities, lstat, open_within
 
 MAX_LINK_HOPS = 40
 """As in Linux."""
 HOLDING_PREFIX = ".ringfence-hold-"
 _HOLDING = re.compile(re.escape(HOLDING_PREFIX) + r"[0-9a-f]{16}\Z")
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_PATH_ONLY = os.O_PATH | _DIRECTORY
+_PATH_ONLY = PATH_ONLY | _DIRECTORY
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _SHORT = 1000
 """So many characters, however they are encoded, are a path that one system call takes."""

@@ -26,6 +26,9 @@ _RENAME_EXCHANGE = 2
 _RESOLVE_ONE_MOUNT = 0x01
 _RESOLVE_WITHIN = 0x02 | 0x04 | 0x08  # NO_MAGICLINKS, NO_SYMLINKS, BENEATH
 _HOW = struct.Struct("=QQQ")
+IS_LINUX = sys.platform == "linux"
+PATH_ONLY: int = getattr(os, "O_PATH", os.O_RDONLY)
+"""To open a directory only to go on from there. Only Linux needs no permission to read it."""
 OVERLAY = 0x794C7630
 """The number of overlayfs among the kinds of filesystems."""
 _STATX_BTIME = 0x800
@@ -99,6 +102,8 @@ class Abilities:
 @cache
 def abilities() -> Abilities:
     """What this kernel has. A filesystem may still refuse; that is found out call by call."""
+    if not IS_LINUX:
+        return Abilities(False, False, False, filesystem_type=lambda descriptor: 0)
     has_openat2 = False
     try:
         os.close(open_within(_root_for_probing(), "proc", os.O_PATH | os.O_CLOEXEC))
