@@ -28,6 +28,7 @@ SOURCES = {
 }
 EXTRAS = {"anyio", "mcp", "mcp_types", "opentelemetry", "ray", "starlette", "tomlkit", "uvicorn"}
 DOORS = {
+    "agents",
     "claude_agent_sdk",
     "deepagents",
     "deepagents_code",
