@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,11 @@ def make_environment(suite: DoorSuite, age: Age) -> Path:
 
 
 def _run(command: list[object]) -> None:
-    done = subprocess.run([*map(str, command)], cwd=PROJECT, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as directory:  # uv leaves locks there, of what it builds
+        environment = {**os.environ, "TMPDIR": directory}
+        done = subprocess.run(
+            [*map(str, command)], cwd=PROJECT, capture_output=True, text=True, check=False, env=environment
+        )
     assert done.returncode == 0, done.stderr
 
 
