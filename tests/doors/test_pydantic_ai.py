@@ -149,6 +149,7 @@ def test_a_run_does_not_go_on_in_a_directory_that_is_not_the_one_that_was_opened
 
 def test_ringfence_imports_no_framework_unless_its_door_is() -> None:
     code = "import sys, ringfence, ringfence_sandbox, ringfence_tools, ringfence_doors, ringfence_cli.main\n"
-    code += "print({'pydantic_ai', 'deepagents', 'langchain_core', 'inspect_ai', 'minisweagent'} & {*sys.modules})"
+    frameworks = "agents claude_agent_sdk deepagents inspect_ai langchain_core minisweagent pydantic_ai".split()
+    code += f"print({{*{frameworks}}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
