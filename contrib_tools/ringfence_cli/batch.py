@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ringfence_batch import Batch, BatchTask, Ledger
     from ringfence_batch.engine import Engine
     from ringfence_batch.summary import Summary
+    from ringfence_tools.runs.outputs import ErrorStream
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 MakeEngine: TypeAlias = "Callable[[Path, int | None], Engine]"
@@ -301,6 +302,20 @@ def _drive_with(
     except (LedgerError, TaskFileError, ConnectionError) as error:
         raise NotStartedError(str(error)) from None
     summary = opened.summary or summarize(opened.ledger)
+    return _tell(invocation, errors, summary, out, given, stopped, is_interrupted=is_interrupted)
+
+
+def _tell(
+    invocation: Invocation,
+    errors: ErrorStream,
+    summary: Summary,
+    out: Path,
+    given: dict[str, Any],
+    stopped: str,
+    *,
+    is_interrupted: bool,
+) -> int:
+    """Tell how a batch came out. Return the exit code."""
     if invocation.wants_json:
         invocation.put_json(summary.to_json())
     for line in summary.damaged if given["quiet"] else _lines(summary):

@@ -29,6 +29,7 @@ from ringfence_tools.printable import one_line
 from ringfence_tools.runs.agent_run import PROMPT_NAME, RunStats
 from ringfence_tools.runs.command_errors import NotStartedError
 from ringfence_tools.runs.outputs import ErrorStream, OutputFile
+from ringfence_tools.runs.person_notes import PersonNotes, describe_notes
 from ringfence_tools.runs.run_limits import RunLimits
 from ringfence_tools.runs.run_workspace import DiskWorkspace
 from ringfence_tools.runs.signals import Signals
@@ -105,6 +106,7 @@ class RunRecord:
     def start(self, session: Session, signals: Signals) -> None:
         """Restore the interrupted session's state in a new session, if there is one, and subscribe to it."""
         workspace, before = self._workspace, self._before
+        notes, told = PersonNotes(workspace.directory), list[int]()
         record: dict[str, object] = {"task": self.task, "session": str(session.session_id)}
         if before is None:
             record["start"] = workspace.start
@@ -122,7 +124,10 @@ class RunRecord:
                 self._count_killed(before, len(answered))
             messages = (*before.messages, *answered)
             changed = workspace.changed_by_others(before.start, before.sessions) if messages else ()
-            session[Conversation].seed(Conversation(PROMPT_NAME, messages, _describe_external_changes(changed)))
+            waiting = notes.waiting() if messages else ()
+            told = [number for number, _ in waiting]
+            news = (_describe_external_changes(changed), describe_notes([note for _, note in waiting]))
+            session[Conversation].seed(Conversation(PROMPT_NAME, messages, "\n\n".join(filter(None, news))))
             record["messages"] = [encode(message) for message in answered]
             if interrupted_run(self.path) is None:
                 os.replace(self.kept, self.path)
@@ -140,6 +145,9 @@ class RunRecord:
         def add_message(event: MessageAdded) -> None:
             with signals.held():
                 self._write({"messages": [_encode(event.message)], "spent": self.stats.to_json(), **state.changes()})
+                if event.message.role == "user":  # now they are in the record, whatever becomes of the run
+                    notes.end(told, "told to a resumed run")
+                    told.clear()
 
         session.dispatcher.subscribe(MessageAdded, add_message)
 

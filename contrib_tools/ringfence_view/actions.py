@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 
@@ -14,15 +15,26 @@ from ringfence.filesystem.patch_text import parse_patch
 from ringfence_sandbox import HostFilesystem, Reversal, Workspace
 from ringfence_tools.patching import apply_to
 from ringfence_tools.printable import one_line, plural
-from ringfence_view.diffs import reversed_patch
+from ringfence_tools.runs.person_notes import MAX_NOTE_CHARACTERS, PersonNote, PersonNotes, note_line
+from ringfence_view.diffs import DiffFile, reversed_patch
 from ringfence_view.sources import CallSource
 
 MAX_LISTED = 20
 MAX_WAITING = 20
 """The previews that wait for somebody to go on."""
 
-Work = Callable[[bool], Sequence[str]]
-"""Does it, or with True only says what would become of each path. Returns lines for a person."""
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was done, or would be, in lines for a person."""
+
+    lines: Sequence[str]
+    has_changed: bool = True
+    has_conflicts: bool = False
+
+
+Work = Callable[[bool], Done]
+"""Does it, or with True only says what would become of each path."""
 
 
 class Actions:
@@ -30,8 +42,8 @@ class Actions:
 
     def __init__(self, source: CallSource, directory: Path) -> None:
         self._source = source
-        self._directory = directory
-        self._waiting: dict[str, Work] = {}
+        self._notes = PersonNotes(directory)
+        self._waiting: dict[str, tuple[Work, PersonNote | None]] = {}
         self._lock = Lock()
 
     def preview(self, what: str, given: Mapping[str, str]) -> tuple[str, Sequence[str]]:
@@ -42,28 +54,49 @@ class Actions:
             RingfenceError, OSError: the workspace cannot be opened now, such as while an agent has it.
         """
         work = self._work(what, given)
-        lines = work(True)
+        lines = work(True).lines
         once = secrets.token_urlsafe(32)
         with self._lock:
-            self._waiting[once] = work
+            self._waiting[once] = work, self._note(what, given)
             for old in [*self._waiting][:-MAX_WAITING]:
                 del self._waiting[old]
         return once, lines
 
-    def act(self, once: str) -> Sequence[str]:
-        """Do what was previewed.
+    def act(self, once: str, words: str = "") -> Sequence[str]:
+        """Do what was previewed. The agent is told of a rejection, with the person's ``words``.
 
         Raises what `preview` raises, and LookupError for a token that is unknown or was used.
         """
         with self._lock:
-            work = self._waiting.pop(once, None)
+            work, note = self._waiting.pop(once, (None, None))
         if work is None:
             raise LookupError("this was done already, or never previewed")
-        return work(False)
+        done = work(False)
+        if note is not None and done.has_changed:
+            self._notes.add(replace(note, text=words[:MAX_NOTE_CHARACTERS], is_reversed=not done.has_conflicts))
+        return done.lines
+
+    def comment(self, given: Mapping[str, str]) -> None:
+        """Keep a comment for the agent. Raises ValueError for an empty one, LookupError, OSError."""
+        words = given.get("words", "").strip()
+        if not words:
+            raise ValueError("a comment needs some words")
+        if len(words) > MAX_NOTE_CHARACTERS:
+            raise ValueError(f"a comment has at most {MAX_NOTE_CHARACTERS:,} characters")
+        self._notes.add(PersonNote(words, *self._place(given)))
+
+    def withdraw(self, number: int) -> None:
+        """Raises LookupError if no such note waits, OSError."""
+        if number not in dict(self._notes.waiting()):
+            raise LookupError("this was told already, or withdrawn")
+        self._notes.end([number], "withdrawn")
+
+    def waiting_notes(self) -> Sequence[tuple[int, str]]:
+        return [(number, note_line(note)) for number, note in self._notes.waiting()]
 
     def _work(self, what: str, given: Mapping[str, str]) -> Work:
         match what:
-            case "undo":
+            case "undo" | "reject-step":
                 step = int(given["step"])
                 return lambda dry: self._reverse(
                     lambda workspace: workspace.undo(step=step, dry_run=dry, with_ignored=False)
@@ -73,23 +106,51 @@ class Actions:
                 return lambda dry: self._reverse(
                     lambda workspace: workspace.restore(step, dry_run=dry, with_ignored=False)
                 )
+            case "reject-file":
+                number, file = self._source.entry(given["key"]).number, self._file(given)
+                paths = {file.place, file.old_place}
+                return lambda dry: self._reverse(
+                    lambda workspace: workspace.undo(step=number, paths=paths, dry_run=dry, with_ignored=False)
+                )
             case "reject":
-                files, row = self._source.raw_files(given["key"]), int(given["row"])
-                patch = reversed_patch(files[int(given["file"])].patch_of_hunk(row))
+                patch = reversed_patch(self._file(given).patch_of_hunk(int(given["row"])))
                 return lambda dry: self._reject(patch, dry)
             case "promote":
                 name = given["name"]
                 return lambda dry: self._promote(name, dry)
+            case "checkpoint":
+                name = given.get("name", "").strip()
+                return lambda dry: self._checkpoint(name, dry)
             case _:
                 raise ValueError(f"there is no action {one_line(what, 40)!r}")
 
-    def _reverse(self, ask: Callable[[Workspace], Reversal]) -> Sequence[str]:
+    def _file(self, given: Mapping[str, str]) -> DiffFile:
+        return self._source.raw_files(given["key"])[int(given["file"])]
+
+    def _note(self, what: str, given: Mapping[str, str]) -> PersonNote | None:
+        """What the agent is to be told, without the words of the person."""
+        if what == "reject-step":
+            return PersonNote("", int(given["step"]), is_rejection=True)
+        return PersonNote("", *self._place(given), is_rejection=True) if what in ("reject", "reject-file") else None
+
+    def _place(self, given: Mapping[str, str]) -> tuple[int | None, str, str]:
+        """The step, the path and the lines of what is shown."""
+        if "key" not in given:
+            return None, "", ""
+        number = self._source.entry(given["key"]).number
+        if "file" not in given:
+            return number, "", ""
+        file = self._file(given)
+        return number, file.place, file.lines_of_hunk(int(given["row"])) if "row" in given else ""
+
+    def _reverse(self, ask: Callable[[Workspace], Reversal]) -> Done:
         with self._source.opened(writable=True) as workspace:
             done = ask(workspace)
         shown = {path: what for path, what in done.outcomes.items() if path not in done.ignored or what == "conflict"}
-        return [*_outcome_lines(done.outcomes, shown, done.reasons), *done.notes]
+        lines = [*_outcome_lines(done.outcomes, shown, done.reasons), *done.notes]
+        return Done(lines, done.step is not None, "conflict" in done.outcomes.values())
 
-    def _promote(self, name: str, dry: bool) -> Sequence[str]:
+    def _promote(self, name: str, dry: bool) -> Done:
         with self._source.opened(writable=True) as workspace:
             done = workspace.promote(name, dry_run=dry)
         lines = [*_outcome_lines(done.outcomes, done.outcomes, done.reasons), *done.notes]
@@ -97,16 +158,25 @@ class Actions:
             lines.append(
                 "nothing is changed while there is a conflict; `ringfence promote --on-conflict keep` does the rest"
             )
-        return lines
+        return Done(lines)
 
-    def _reject(self, patch: bytes, dry: bool) -> Sequence[str]:
+    def _checkpoint(self, name: str, dry: bool) -> Done:
+        with self._source.opened(writable=not dry) as workspace:
+            newest = workspace.newest
+            if dry and any(one.name == name for one in workspace.named_steps()):
+                raise ValueError(f"the name {one_line(name, 80)!r} is taken")
+            if not dry:
+                workspace.checkpoint(name)
+        return Done([f"the files as they are now (step {newest}) get the name {one_line(name, 80)}"])
+
+    def _reject(self, patch: bytes, dry: bool) -> Done:
         with self._source.opened(writable=True) as workspace:
             if dry:
                 files = apply_to(_copied(workspace.filesystem, patch), patch)
             else:
                 with workspace.transaction("reject", opaque=False):
                     files = apply_to(workspace.filesystem, patch)
-        return [one_line(file.render(), 300) for file in files]
+        return Done([one_line(file.render(), 300) for file in files])
 
 
 def _outcome_lines(outcomes: Mapping[str, str], shown: Mapping[str, str], reasons: Mapping[str, str]) -> Iterator[str]:

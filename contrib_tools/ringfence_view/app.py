@@ -62,7 +62,9 @@ def call_routes(source: CallSource, actions: Actions | None = None) -> Sequence[
     routes += [Route(path, in_thread(answer)) for path, answer in answers.items()]
     routes += [Route("/events", parts.events), Mount("/fork/{name}", PagesBelow(source.of_fork))]
     if actions is not None:
-        routes += [Route("/preview", parts.preview, methods=["POST"]), Route("/act", parts.act, methods=["POST"])]
+        posts = {"/preview": parts.preview, "/act": parts.act, "/note": parts.note}
+        routes += [Route(path, answer, methods=["POST"]) for path, answer in posts.items()]
+        routes.append(Route("/notes", in_thread(parts.notes)))
     return routes
 
 
@@ -174,9 +176,24 @@ class _Parts:
 
     def _acted(self, given: Mapping[str, str]) -> Mapping[str, object]:
         assert self._actions is not None
-        lines = self._actions.act(given.get("once", ""))
+        lines = self._actions.act(given.get("once", ""), given.get("words", ""))
         self._source.refresh()
         return {"lines": lines}
+
+    def notes(self, request: Request) -> Response:
+        assert self._actions is not None
+        return HTMLResponse(pages.notes_part(self._actions.waiting_notes()))
+
+    async def note(self, request: Request) -> Response:
+        return await self._asked(request, self._noted)
+
+    def _noted(self, given: Mapping[str, str]) -> Mapping[str, object]:
+        assert self._actions is not None
+        if "withdraw" in given:
+            self._actions.withdraw(int(given["withdraw"]))
+            return {"lines": ["The agent will not be told."]}
+        self._actions.comment(given)
+        return {"lines": ["The agent will be told."]}
 
     async def _asked(self, request: Request, work: Callable[[Mapping[str, str]], Mapping[str, object]]) -> Response:
         body = b""

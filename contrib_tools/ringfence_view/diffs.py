@@ -26,7 +26,7 @@ WIDE_CHARACTERS = 200_000
 MAX_WORDS_CHARACTERS = 600
 """In longer lines no changed words are marked."""
 MAX_HIGHLIGHTED_CHARACTERS = 200_000
-_HUNK = re.compile(rb"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@")
+_HUNK = re.compile(rb"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,(\d+))? @@")
 _META = (b"diff --git ", b"index ", b"--- ", b"+++ ")
 """The beginnings of lines of a header that say nothing to a person."""
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
@@ -80,6 +80,11 @@ class DiffFile:
         return os.fsdecode(unquoted(os.fsencode(self.path)))
 
     @property
+    def old_place(self) -> str:
+        """The path before, which is the same unless it was moved."""
+        return os.fsdecode(unquoted(os.fsencode(self.old_path)))
+
+    @property
     def rows(self) -> int:
         return self.part.count(b"\n") + 1
 
@@ -91,6 +96,15 @@ class DiffFile:
             raise LookupError(f"no hunk begins at row {at}")
         end = next((n for n in starts if n > at), len(lines))
         return b"\n".join([*lines[: starts[0]], *lines[at:end]]) + b"\n"
+
+    def lines_of_hunk(self, at: int) -> str:
+        """The lines that the hunk whose head is row ``at`` has afterwards. Raises LookupError if none begins there."""
+        lines = self.part.split(b"\n")
+        found = _HUNK.match(lines[at]) if 0 <= at < len(lines) else None
+        if found is None:
+            raise LookupError(f"no hunk begins at row {at}")
+        first, count = int(found[2]), int(found[3] or 1)
+        return f"{first}-{first + count - 1}" if count > 1 else str(first)
 
 
 def diff_files(patch: bytes, mask: Callable[[bytes], bytes] | None = None) -> Sequence[DiffFile]:

@@ -50,6 +50,10 @@ class DiffAddress:
     def hunk(self, at: int) -> str:
         return urlencode({"key": self.key, "file": self.file, "row": at})
 
+    @property
+    def whole(self) -> str:
+        return urlencode({"key": self.key, "file": self.file})
+
 
 @dataclass(frozen=True, slots=True)
 class MoreRows:
@@ -128,6 +132,10 @@ def changes_part(difference: StepDifference, *, exported: bool = False) -> Marku
 
 def forks_part(source: CallSource, *, can_act: bool, exported: bool = False) -> Markup:
     return _template().forks(source.forks, can_act, not exported)
+
+
+def notes_part(notes: Sequence[tuple[int, str]]) -> str:
+    return str(_template().notes(notes))
 
 
 def fork_difference_part(difference: StepDifference, one: str, other: str) -> str:

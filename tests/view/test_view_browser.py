@@ -191,6 +191,31 @@ def test_a_batch_is_filtered_and_leads_to_the_calls_of_a_task_with_the_keyboard(
     page.close()
 
 
+def test_a_person_rejects_a_hunk_and_comments_with_the_keyboard(browser: Browser, address: str, tmp_path: Path) -> None:
+    page, wrong = opened(browser, address)
+    page.locator("#step-2 .row").press("Enter")
+    page.locator("#step-2 [data-act=reject-file]").press("Enter")
+    page.locator("#words textarea").fill("No such names.")
+    page.locator("#do").press("Enter")
+    expect(page.locator("#notes li")).to_contain_text("No such names.")
+    page.locator("#acting [data-act=comment]").press("Enter")
+    page.locator("#words textarea").fill("<b>Use tabs.</b>")
+    page.locator("#do").press("Enter")
+    expect(page.locator("#notes li")).to_have_count(2)
+    assert violations(page) == []
+    page.locator("#notes button").first.press("Enter")
+    expect(page.locator("#notes li")).to_have_text("<b>Use tabs.</b> withdraw")
+    page.locator("#checkpoint input").fill("good")
+    page.keyboard.press("Enter")
+    expect(page.locator("#preview")).to_contain_text("good")
+    assert page.locator("#words").is_hidden()
+    page.locator("#do").press("Enter")
+    expect(page.locator("#status")).to_contain_text("good")
+    assert not [path for path in (tmp_path / "tree").iterdir() if "onerror" in path.name]
+    assert wrong == []
+    page.close()
+
+
 @pytest.fixture
 def forked(address: str, tmp_path: Path) -> str:
     """The address of a page with two forks."""

@@ -104,7 +104,8 @@ def test_one_hunk_is_rejected_as_a_step_of_its_own(tmp_path: Path, monkeypatch: 
     source = CallSource(root, None)
     client = client_of(source, can_write=True)
     detail = client.get("/entry/step-1").text
-    (first, second) = [part.split('"')[0].replace("&amp;", "&") for part in detail.split('data-arguments="key=')[1:]]
+    parts = detail.split('data-act="reject" data-arguments="key=')[1:]
+    (first, second) = [part.split('"')[0].replace("&amp;", "&") for part in parts]
     assert first != second
     given = dict(part.split("=") for part in f"key={second}".split("&"))
     asked = client.post("/preview", data={"what": "reject", **given}).json()

@@ -175,6 +175,7 @@
       }
     }
     await refreshForks();
+    await showNotes();
     document.getElementById("changes")?.replaceChildren();
     if (document.getElementById("changes") && !document.getElementById("changes").hidden) await show("changes");
   }
@@ -221,26 +222,45 @@
     }
   }
 
-  async function preview(button) {
-    const body = new URLSearchParams(button.dataset.arguments);
-    body.set("what", button.dataset.act);
-    const answer = await tried(async () => (await ask("preview", { method: "POST", body })).json());
+  const post = (path, body) => tried(async () => (await ask(path, { method: "POST", body: new URLSearchParams(body) })).json());
+
+  async function preview(what, given) {
+    const body = new URLSearchParams(given), isComment = what === "comment";
+    body.set("what", what);
+    const answer = isComment ? { lines: [] } : await post("preview", body);
     if (!answer) return;
     document.getElementById("preview").replaceChildren(...answer.lines.map((line) => Object.assign(document.createElement("p"), { textContent: line })));
-    const dialog = document.getElementById("act");
+    const dialog = document.getElementById("act"), words = document.querySelector("#words textarea");
+    document.getElementById("act-title").textContent = isComment ? "Comment" : "Preview";
+    document.getElementById("words").hidden = !(isComment || what.startsWith("reject"));
+    words.value = "";
+    document.getElementById("do").textContent = isComment ? "Tell the agent" : "Do it";
     document.getElementById("do").onclick = async () => {
       dialog.close();
-      const done = await tried(async () => (await ask("act", { method: "POST", body: new URLSearchParams({ once: answer.once }) })).json());
+      if (isComment) body.set("words", words.value);
+      const done = await (isComment ? post("note", body) : post("act", { once: answer.once, words: words.value }));
       if (done) { await refresh(); say(done.lines.join("; ")); }
     };
     dialog.showModal();
+  }
+
+  async function showNotes() {
+    const place = document.getElementById("notes");
+    if (!place) return;
+    const content = await load("notes");
+    if (content.textContent.trim() !== place.textContent.trim()) place.replaceChildren(content);
   }
 
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button");
     if (!button) return;
     if (button.matches(".row")) { select(button.parentElement); await toggle(button.parentElement); }
-    else if (button.matches(".act")) await preview(button);
+    else if (button.matches(".act")) await preview(button.dataset.act, button.dataset.arguments);
+    else if (button.dataset.withdraw) {
+      const done = await post("note", { withdraw: button.dataset.withdraw });
+      await tried(showNotes);
+      if (done) say(done.lines.join("; "));
+    }
     else if (button.dataset.row) {
       const content = await tried(() => load(button.dataset.row)), row = button.closest("tr"), table = button.closest("table");
       if (!content) return;
@@ -272,6 +292,7 @@
     if (event.target.method === "dialog") return;
     event.preventDefault();
     if (event.target.id === "find") await find();
+    if (event.target.id === "checkpoint") await preview("checkpoint", new FormData(event.target));
     if (event.target.id === "compare") await showIn("fork-difference", "fork-difference?" + new URLSearchParams(new FormData(event.target)));
     if (event.target.id === "between") {
       const content = await tried(() => load("changes?" + new URLSearchParams(new FormData(event.target))));
@@ -305,6 +326,7 @@
       document.title = main.querySelector("h1").textContent;
     }
     await follow();
+    if (isLive) await tried(showNotes);
     if (isLive) await listen();
   })();
 })();
