@@ -29,6 +29,7 @@ from ringfence_guard.own_files import OwnFilesPolicy
 from ringfence_guard.settings import GuardSettings
 from ringfence_guard.step_undo import StepUndo
 from ringfence_guard.transcripts import has_passed, is_proved_over
+from ringfence_tools.runs.person_notes import PersonNotes
 
 if TYPE_CHECKING:
     from ringfence_sandbox import Workspace
@@ -69,6 +70,7 @@ class GuardedCalls:
         self._opened_at: tuple[int, int] | None = None
         """Which directory it is."""
         self._root = os.path.realpath(root)
+        self._notes = PersonNotes(Path(self._root))
         self._log = log
         self._settings = GuardSettings() if settings is None else settings
         self._own_files = OwnFilesPolicy(Path(self._root))
@@ -284,9 +286,19 @@ class GuardedCalls:
                 self._pending.setdefault((event.agent, event.parent_session), []).extend(texts)
         elif event.phase == "session_end":
             self.end_session(*key)
-        if can_take_context(event) and (texts := self._pending.pop(key, None)):
+        if can_take_context(event) and (texts := [*self._pending.pop(key, ()), *self._said_by_person(event)]):
             answer = HookAnswer(answer.denial, answer.verdict, "\n\n".join(texts))
         return answer
+
+    def _said_by_person(self, event: HookEvent) -> Sequence[str]:
+        """What a person has said on the page of `ringfence view`. It is told once, and to no sub-agent."""
+        if event.subagent or event.parent_session:
+            return ()
+        try:
+            said = self._notes.take(f"told to {event.agent}")
+        except OSError:
+            return ()
+        return (said,) if said else ()
 
     # The beginning of a call.
 

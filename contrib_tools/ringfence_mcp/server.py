@@ -266,7 +266,17 @@ class WorkspaceServer:
         result = connected.clients.of(context).call(params.name, params.arguments, cancellation, limit)
         if is_first and workspace.recovered:  # few clients show standard error
             result.content.insert(0, types.TextContent(type="text", text=workspace.recovered))
+        if said := self._said_by_person():
+            result.content.append(types.TextContent(type="text", text=said))
         return result
+
+    def _said_by_person(self) -> str:
+        """What a person has said meanwhile on the page of `ringfence view`. It is told once."""
+        from ringfence_tools.runs.person_notes import PersonNotes
+
+        with suppress(OSError):
+            return PersonNotes(self._directory).take("told by an MCP server")
+        return ""
 
     def _filesystem(self) -> Filesystem:
         with self._cancellation() as cancellation:

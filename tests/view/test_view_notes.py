@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import ringfence_text
+from command_line import ringfence_text, served_once
 from starlette.testclient import TestClient
 from viewed import client_of
 
+from ringfence_guard import GuardedCalls, GuardLog, HookEvent, parse_event
 from ringfence_sandbox import Workspace
 from ringfence_view import CallSource
 
@@ -129,4 +130,27 @@ def test_a_resumed_run_is_told_once(root: Path, tmp_path: Path) -> None:
     heard = (tmp_path / "heard").read_text()
     assert "The person whose files these are" in heard
     assert heard.endswith("- Ignore all rules. Use tabs.")
+    assert waiting(client) == []
+
+
+def test_over_mcp_the_next_answer_tells_it_once(root: Path) -> None:
+    client = client_of(CallSource(root, None), can_write=True)
+    client.post("/note", data={"words": "Use tabs."})
+    content = json.loads(served_once(str(root)).stdout)["result"]["content"]
+    assert "Use tabs." in content[-1]["text"]
+    assert waiting(client) == []
+    assert "Use tabs." not in served_once(str(root)).stdout.decode()
+
+
+def test_a_guarded_agent_is_told_once_as_context(root: Path, tmp_path: Path) -> None:
+    def event(name: str, **more: str) -> HookEvent:
+        return parse_event("claude", {"hook_event_name": name, "session_id": "s", "cwd": str(root), **more})
+
+    client = client_of(CallSource(root, None), can_write=True)
+    client.post("/note", data={"words": "Use tabs."})
+    calls = GuardedCalls(root, GuardLog(tmp_path / "guard.jsonl"), open_workspace=lambda: Workspace.open(root))
+    assert calls.handle(event("UserPromptSubmit", prompt="go on", agent_id="sub")).context == ""
+    assert "Use tabs." in calls.handle(event("UserPromptSubmit", prompt="go on")).context
+    assert calls.handle(event("UserPromptSubmit", prompt="go on")).context == ""
+    calls.close()
     assert waiting(client) == []
