@@ -226,3 +226,20 @@ def test_a_killed_guards_session_lasts_while_its_very_process_does(root: Path, h
         kept.write_text(json.dumps(held))
     hook("SessionStart", agent="codex", session_id="other")
     assert len(asked(root, {"kind": "status"})["status"]["open_calls"]) == (0 if is_another else 1)
+
+
+def test_a_guarded_directory_is_forked_and_promoted_to_between_calls(root: Path, hook: Run) -> None:
+    hook("PreToolUse", **BASH, tool_input={"command": "x"})
+    (root / "a.txt").write_text("agent's")
+    hook("PostToolUse", **BASH, tool_input={"command": "x"}, tool_response=RESULT)
+    process = asked(root, {"kind": "status"})["status"]["process"]
+    with Workspace.open(root) as workspace, workspace.fork("a") as fork:
+        fork.filesystem.write("b.txt", "of the fork\n")
+        assert workspace.promote(fork).outcomes == {"b.txt": "applied"}
+    hook("PreToolUse", **BASH, tool_input={"command": "y"})
+    (root / "c.txt").write_text("c")
+    hook("PostToolUse", **BASH, tool_input={"command": "y"}, tool_response=RESULT)
+    with Workspace.open(root) as workspace:
+        assert [step.tool for step in workspace.steps()] == ["Bash", "promote", "Bash"]
+        workspace.discard_fork("a")
+    assert asked(root, {"kind": "status"})["status"]["process"] == process
