@@ -405,6 +405,21 @@ def test_what_somebody_changes_while_a_fork_is_made_is_no_change_of_the_fork(roo
         assert (root / "b.txt").read_text() == "again\n"
 
 
+def test_a_secret_that_somebody_writes_while_a_fork_is_made_is_not_in_its_history(root: Path) -> None:
+    def edit(point: str) -> None:
+        if point == "fork directory":
+            (root / "a.pem").write_text("-----BEGIN RSA PRIVATE KEY-----\nx\n")
+            (root / ".env").write_text("TOKEN=x\n")
+
+    with Workspace.open(root, hide=HiddenFiles()) as workspace:
+        with injected(edit):
+            fork = workspace.fork("a")
+        with fork:
+            assert {path.name for path in Path(fork.root).iterdir()} >= {".env", "a.pem"}
+            assert fork.changes_since_fork() == []
+            assert {fork.left_out[path] for path in (".env", "a.pem")} == {"hidden"}
+
+
 def test_a_disk_that_is_full_when_it_is_forked_to_gets_nothing_and_the_source_stays(
     root: Path, workspace: Workspace, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ringfence.errors import WorkspaceLockedError
-from ringfence.filesystem.hidden import HiddenFiles
+from ringfence.filesystem.hidden import HEAD_BYTES, HiddenFiles
 from ringfence_workspace.forks.fork_git import checked_out
 from ringfence_workspace.forks.fork_records import (
     BASE,
@@ -267,10 +267,11 @@ def _take_external_changes(source: ForkSource, fork: Fork, copied: CopiedTree, t
         found = os.lstat(path, dir_fd=target)
         if unknown.why(path, there=True) is not None or found.st_size > _MOST_BYTES:
             continue
-        if hidden is not None and hidden.hides(path):
-            continue
         is_link = stat.S_ISLNK(found.st_mode)
         content = os.fsencode(os.readlink(path, dir_fd=target)) if is_link else _content(path, target)
+        head = content[:HEAD_BYTES]
+        if hidden is not None and (hidden.hides(path) or hidden.rule.hides(path, lambda head=head: head)):
+            continue
         copied.contents.append(content)
         meta = Meta.of(found, link_number(found, device))
         copied.changes[path] = Entry("symlink" if is_link else "file", meta, blob_id(content))
