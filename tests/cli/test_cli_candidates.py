@@ -104,7 +104,8 @@ def test_an_interrupt_leaves_the_source_as_it_was_and_names_the_forks(tree: Path
     said, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"as it was, and the forks stay" in errors
-    assert [line.split()[0] for line in said.splitlines()] == [b"candidate-1", b"candidate-2"]
+    # In either order: the second one may have been interrupted before it changed a line.
+    assert {line.split()[0] for line in said.splitlines()} == {b"candidate-1", b"candidate-2"}
     assert [path.name for path in tree.iterdir()] == ["a.txt"]
     assert len(ringfence_text("forks", tree).stdout.splitlines()) == 2
 
