@@ -16,7 +16,7 @@ from ringfence.participants import Change
 from ringfence.receipts import change_json
 from ringfence.secrets import Secrets
 from ringfence_sandbox import Fork, LogEntry, StepName, Workspace, remembered_hidden
-from ringfence_tools.printable import one_line, printable
+from ringfence_tools.printable import one_line, plural, printable
 from ringfence_tools.runs.attention import Attention, attention
 from ringfence_view.blame import BlamedLine, blame
 from ringfence_view.call_records import CallRecords, policies_of
@@ -93,7 +93,6 @@ class CallSource:
         self.directory = directory
         self.title = one_line(escape_path(title or str(directory or receipts)), 200)
         self.parent = parent
-        self.notes: Sequence[str] = ()
         self._patch = patch
         self._lock = RLock()
         self._secrets = Secrets()
@@ -105,9 +104,17 @@ class CallSource:
         self._patches: dict[str, tuple[Sequence[DiffFile], Sequence[Mapping[str, Any]], Sequence[str]]] = {}
         if directory is not None:
             self._hide = remembered_hidden(directory) or HiddenFiles()
-        else:
-            self.notes = ("What the receipts masked stays masked; without the directory nothing else can be.",)
         self.refresh()
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What is to be known of the whole page, a line each."""
+        found = list[str]()
+        if self.directory is None:
+            found.append("What the receipts masked stays masked; without the directory nothing else can be.")
+        if self.records is not None and self.records.unreadable:
+            found.append(f"{plural(self.records.unreadable, 'line')} of the receipts could not be read.")
+        return found
 
     @property
     def has_history(self) -> bool:

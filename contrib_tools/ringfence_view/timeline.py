@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -101,19 +103,18 @@ def merged_entries(
     rolled_back = [(entry, by_call.get(entry.call_id)) for entry in aborted]
     kept_as = {record.receipt_id: entry for entry, record in rolled_back if record is not None}
     alone = [of_aborted(entry) for entry, record in rolled_back if record is None]
-    others = sorted(
-        [*alone, *(of_record(record, kept_as.get(record.receipt_id)) for record in records)],
-        key=_end,
-        reverse=True,
-    )
+    by_end = sorted(records, key=lambda record: _end(record.began_at, record.seconds), reverse=True)
+    # A long file has many of them, and a page shows few.
+    made = (of_record(record, kept_as.get(record.receipt_id)) for record in by_end)
+    others = heapq.merge(sorted(alone, key=_entry_end, reverse=True), made, key=_entry_end, reverse=True)
     by_commit = {record.commit: record for record in records if record.commit}
     seen: set[str] = set()
-    at = 0
+    other = next(others, None)
     waiting: list[TimelineEntry] = []
     for entry in history:
-        while at < len(others) and _end(others[at]) >= entry.created_at:
-            waiting.append(others[at])
-            at += 1
+        while other is not None and _entry_end(other) >= entry.created_at:
+            waiting.append(other)
+            other = next(others, None)
         if (record := by_commit.get(entry.commit)) is not None:
             seen.add(record.receipt_id)
         # A receipt whose step is still to come waits for it: a step is made while its call runs.
@@ -121,7 +122,7 @@ def merged_entries(
         waiting = [one for one in waiting if _can_come(one, by_commit, entry.created_at)]
         yield from (_masked(one, mask) for one in ready if one.record is None or one.record.receipt_id not in seen)
         yield _masked(of_log(entry, record), mask)
-    for one in (*waiting, *others[at:]):
+    for one in itertools.chain(waiting, [] if other is None else [other], others):
         if one.record is None or one.record.receipt_id not in seen:
             yield _masked(one, mask)
 
@@ -130,8 +131,12 @@ def _can_come(entry: TimelineEntry, by_commit: Mapping[str, CallRecord], now: da
     return entry.record is not None and entry.record.commit in by_commit and entry.at <= now
 
 
-def _end(entry: TimelineEntry) -> datetime:
-    return entry.at + timedelta(seconds=min(entry.seconds or 0.0, 1e6))
+def _entry_end(entry: TimelineEntry) -> datetime:
+    return _end(entry.at, entry.seconds)
+
+
+def _end(began_at: datetime, seconds: float | None) -> datetime:
+    return began_at + timedelta(seconds=min(seconds or 0.0, 1e6))
 
 
 def _masked(entry: TimelineEntry, mask: Callable[[str], str]) -> TimelineEntry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def test_the_timeline_has_each_call_once_newest_first_and_what_others_changed(so
     rolled_back = next(key for key in found if key.startswith("call-"))
     assert found == ["step-5", "step-4", external, "step-3", rolled_back, "step-2", "step-1", "step-0"]
     assert "no receipt" not in page
+    assert "1 line of the receipts could not be read" in page
 
 
 def test_what_was_rolled_back_is_there_with_its_diff_and_reason(source: CallSource) -> None:
@@ -230,3 +232,35 @@ def test_who_wrote_a_line_is_found_for_names_that_git_quotes(tmp_path: Path, mon
     client = client_of(CallSource(root, None))
     (link,) = re.findall(r'data-load="(blame[^"]*)"', client.get("/changes").text)
     assert "step 1" in shown(client.get(f"/{html.unescape(link)}").text)
+
+
+@pytest.mark.prove
+def test_a_file_of_100_000_receipts_opens_by_pages_and_a_line_of_10_mb_comes_in_pieces(tmp_path: Path) -> None:
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    call = {"tool": "write_file", "outcome": "committed", "message": "", "duration_seconds": 0.01}
+    with (tmp_path / "calls.jsonl").open("w") as file:
+        for number in range(100_000):
+            names = {"receipt_id": f"r{number}", "call_id": f"c{number}", "params": {"file_path": f"{number}.txt"}}
+            at = (began + timedelta(seconds=number)).isoformat()
+            file.write(json.dumps(call | names | {"started_at": at}) + "\n")
+        long = {"receipt_id": "long", "call_id": "long", "params": {"command": "y" * 10_000_000}}
+        file.write(json.dumps(call | long | {"started_at": (began + timedelta(days=9)).isoformat()}) + "\n{\n\n3\n")
+    client = client_of(CallSource(None, tmp_path / "calls.jsonl"))
+    page = client.get("/page").text
+    assert len(page) < 200_000
+    assert keys(page)[:2] == ["call-long", "call-r99999"]
+    assert "3 lines of the receipts could not be read" in page
+    assert len(client.get("/entry/call-long").text) < 100_000
+    assert "0.txt" in client.get("/row/call-r0").text
+    assert len(keys(client.get("/rows?after=call-r500").text)) == 200
+
+
+@pytest.mark.prove
+def test_a_diff_of_50_000_lines_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "tree").mkdir()
+    with Workspace.open(tmp_path / "tree") as workspace, workspace.transaction("write", opaque=False):
+        workspace.filesystem.write("long.txt", "".join(f"line {number}\n" for number in range(50_000)))
+    client = client_of(CallSource(tmp_path / "tree", None))
+    assert len(client.get("/entry/step-1").text) < 20_000
+    assert len(client.get("/entry/step-1/diff?file=0&from=40000&count=2000").text) < 1_000_000
