@@ -204,6 +204,7 @@ def test_a_person_rejects_a_hunk_and_comments_with_the_keyboard(browser: Browser
     expect(page.locator("#notes li")).to_have_count(2)
     assert violations(page) == []
     page.locator("#notes button").first.press("Enter")
+    expect(page.locator("#notes li")).to_have_count(1)
     expect(page.locator("#notes li")).to_have_text("<b>Use tabs.</b> withdraw")
     page.locator("#checkpoint input").fill("good")
     page.keyboard.press("Enter")

@@ -5,7 +5,7 @@
   const main = document.getElementById("main"), status = document.getElementById("status");
   const parts = new Map([...document.querySelectorAll("template[data-path]")].map((one) => [one.dataset.path, one]));
   const isLive = document.querySelector("script[src]") !== null;
-  let selected = null, token = "", newest = "";
+  let selected = null, token = "", newest = "", notesAsked = 0;
 
   const say = (text) => { status.textContent = text; };
   const fragment = new URLSearchParams(location.hash.slice(1));
@@ -247,7 +247,8 @@
   async function showNotes() {
     const place = document.getElementById("notes");
     if (!place) return;
-    const content = await load("notes");
+    const mine = ++notesAsked, content = await load("notes");
+    if (mine !== notesAsked) return;  // a newer answer comes, or is there
     if (content.textContent.trim() !== place.textContent.trim()) place.replaceChildren(content);
   }
 
