@@ -109,6 +109,7 @@ def page_data(summary: Summary, place: str = "") -> Mapping[str, Any]:
             kinds[row.kind],
             row.seconds,
             row.tokens,
+            row.cost_usd,
             row.turns,
             row.attempts,
             f"{place}{row.directory}",

@@ -125,7 +125,7 @@ def test_the_page_runs_nothing_but_its_own_script_and_loads_nothing(tmp_path: Pa
     assert not re.search(r"https?://|url\(|@import|innerHTML", text)
     rows = json.loads(data)["rows"]
     assert [row[0] for row in rows] == [task_id for task_id, _, _ in RESULTS]
-    assert json.loads(data)["files"][rows[0][9]] == [["patch", "patch.diff"]]
+    assert json.loads(data)["files"][rows[0][10]] == [["patch", "patch.diff"]]
 
 
 def test_a_batch_without_any_result_has_a_page(tmp_path: Path) -> None:

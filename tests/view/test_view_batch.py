@@ -114,7 +114,7 @@ def test_the_export_is_the_page_of_the_batch_wherever_it_is(out: Path, tmp_path:
     page = (tmp_path / "#sub/page.html").read_text()
     found = re.search(r'id="data">(.*?)</script>', page)
     assert found is not None
-    places = [row[8] for row in json.loads(found[1])["rows"]]
+    places = [row[9] for row in json.loads(found[1])["rows"]]
     assert all((tmp_path / "#sub" / place / "receipts.jsonl").exists() for place in places)
     for option in ("--write", "--no-contents"):
         assert ringfence_text("view", out, option).returncode == 2

@@ -179,8 +179,9 @@ def test_a_batch_is_filtered_and_leads_to_the_calls_of_a_task_with_the_keyboard(
     page.locator("#outcomes [data-outcome='']").press("Enter")
     later = Ledger(tmp_path / "out").claim("later")
     assert later is not None
-    later.publish(TaskResult("later", "done", attempt=1))
+    later.publish(TaskResult("later", "done", attempt=1, tokens=9_000, cost_usd=1.5))
     expect(page.locator("#outcomes [data-outcome=done]")).to_have_text("done 2")
+    expect(page.locator("#tasks [data-name=cost]")).to_have_text("$1.50")
     page.get_by_label("calls of good").press("Enter")
     page.wait_for_selector("#rows > li")
     page.locator("#tab-changes").click()

@@ -7,9 +7,9 @@ let rows = [], outcomes = [], outcome = "", kind = null, shown = [], count = 0;
 
 function take(data) {
   outcomes = data.outcomes;
-  rows = data.rows.map(([id, outcome, cause, kind, seconds, tokens, turns, attempts, directory, files, task], at) => ({
-    at, id, outcome: data.outcomes[outcome], cause, kind: data.kinds[kind], seconds, tokens, turns, attempts, directory,
-    files: data.files[files], task, text: `${id}\n${cause}\n${task}`.toLowerCase(),
+  rows = data.rows.map(([id, outcome, cause, kind, seconds, tokens, cost, turns, attempts, directory, files, task], at) => ({
+    at, id, outcome: data.outcomes[outcome], cause, kind: data.kinds[kind], seconds, tokens, cost, turns, attempts,
+    directory, files: data.files[files], task, text: `${id}\n${cause}\n${task}`.toLowerCase(),
   }));
 }
 
@@ -18,6 +18,7 @@ const ORDERS = {
   outcome: (a, b) => outcomes.indexOf(a.outcome) - outcomes.indexOf(b.outcome),
   seconds: (a, b) => b.seconds - a.seconds,
   tokens: (a, b) => (b.tokens ?? -1) - (a.tokens ?? -1),
+  cost: (a, b) => (b.cost ?? -1) - (a.cost ?? -1),
   attempts: (a, b) => b.attempts - a.attempts,
 };
 
@@ -33,6 +34,11 @@ function duration(seconds) {
   if (seconds < 60) return `${seconds.toFixed(1)} s`;
   const minutes = Math.floor(seconds / 60);
   return minutes < 60 ? `${minutes} min ${Math.floor(seconds % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+function dollars(amount) {
+  return amount >= 1 ? `$${amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`
+    : `$${amount.toFixed(4)}`;
 }
 
 function line(row) {
@@ -52,6 +58,7 @@ function line(row) {
   made.append(what, badge);
   for (const [text, name] of [
     [row.seconds ? duration(row.seconds) : "", ""], [row.tokens === null ? "" : row.tokens.toLocaleString("en"), "tokens"],
+    [row.cost === null ? "" : dollars(row.cost), "cost"],
     [row.turns || "", "turns"], [row.attempts, row.attempts === 1 ? "attempt" : "attempts"],
   ]) {
     const cell = element("td", "number", text);
