@@ -249,14 +249,15 @@ class _Exec:
         return exit_code(done)
 
     def _policies(self) -> tuple[Policy, ...]:
+        from ringfence_cli.run_questions import RunQuestions
         from ringfence_cli.terminal import Terminal, has_person
-        from ringfence_tools.runs.asking import approval_of, nobody
+        from ringfence_tools.runs.asking import approval_of
         from ringfence_tools.runs.owner_policies import policies_of
 
         found = policies_of(self.root, self.specs)
         if not self.asks:
             return found
-        ask = Terminal(self.errors) if has_person() else nobody
+        ask = RunQuestions(Terminal(self.errors) if has_person() else None)
         return (*found, approval_of(self.asks, self.ask_seconds, ask, self.root))
 
     def _announce(self, policies: Sequence[Policy]) -> None:

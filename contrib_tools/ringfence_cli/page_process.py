@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import socket
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
+from typing import Any
 
 import click
 
@@ -27,6 +30,8 @@ from ringfence_tools.runs.receipts_file import ReceiptsFile
 from ringfence_tools.runs.signals import Signals
 
 PATIENCE_SECONDS = 3.0
+TELL_SECONDS = 30.0
+"""How long the page may take to read a line. One that does not is given up: no question may wait for it."""
 _MODULES = ("anyio", "pygments", "starlette", "uvicorn")
 
 
@@ -58,7 +63,7 @@ class PageProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ringfence_view.page_server"],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=self._last_words,
                 pass_fds=[listening.fileno(), *descriptors],
                 start_new_session=True,  # Ctrl-C is for the command
@@ -66,11 +71,39 @@ class PageProcess:
             # The token is not in its arguments, which everybody on the machine can read.
             line = json.dumps({**request, "listening": listening.fileno(), "token": token})
             assert self._process.stdin is not None
-            self._stdin = self._process.stdin
+            assert self._process.stdout is not None
+            self._stdin, self._stdout = self._process.stdin, self._process.stdout
+            self._heard, self.is_there = b"", True
             with suppress(BrokenPipeError):
                 self._stdin.write(line.encode() + b"\n")
                 self._stdin.flush()
+            os.set_blocking(self._stdin.fileno(), False)
             errors.say(f"the page: http://127.0.0.1:{listening.getsockname()[1]}/#token={token}")
+
+    def tell(self, given: Mapping[str, object]) -> None:
+        """Give the page a line, if it is there."""
+        left = memoryview(json.dumps(given).encode() + b"\n")
+        until = monotonic() + TELL_SECONDS
+        try:
+            while self.is_there and left:
+                _, ready, _ = select.select([], [self._stdin], [], max(until - monotonic(), 0))
+                if not ready:
+                    self.is_there = False
+                    return
+                left = left[os.write(self._stdin.fileno(), left) :]
+        except BrokenPipeError:
+            self.is_there = False
+
+    def fileno(self) -> int:
+        """What the page answers on."""
+        return self._stdout.fileno()
+
+    def heard(self) -> Sequence[Mapping[str, Any]]:
+        """Read what the page answers, for which this waits. Return the lines that are whole."""
+        chunk = os.read(self.fileno(), 65536)
+        self.is_there = self.is_there and bool(chunk)
+        *lines, self._heard = (self._heard + chunk).split(b"\n")
+        return [json.loads(line) for line in lines]
 
     def __enter__(self) -> PageProcess:
         return self
@@ -90,6 +123,7 @@ class PageProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._stdout.close()
         with self._last_words as file:
             if is_ended:
                 file.seek(0)
@@ -113,9 +147,9 @@ def page_of_run(
     *,
     has_history: bool,
     can_write: bool,
-) -> Sequence[RunWatcher]:
-    """Serve the page of a run until ``stack`` ends. Return what writes the receipts that it shows, unless they are
-    in a file already."""
+) -> tuple[PageProcess, Sequence[RunWatcher]]:
+    """Serve the page of a run until ``stack`` ends. Return it, and what writes the receipts that it shows, unless they
+    are in a file already."""
     if receipts is not None and receipts.path.is_file():
         path, descriptors, watchers = receipts.path, list[int](), list[RunWatcher]()
     else:
@@ -128,6 +162,6 @@ def page_of_run(
         "receipts": os.path.abspath(path),
         "title": os.path.abspath(directory),
         "can_write": can_write,
+        "can_answer": True,
     }
-    stack.enter_context(PageProcess(errors, signals, request, descriptors))
-    return watchers
+    return stack.enter_context(PageProcess(errors, signals, request, descriptors)), watchers

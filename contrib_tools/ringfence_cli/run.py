@@ -27,7 +27,9 @@ from ringfence.session.session import Session
 from ringfence_cli.options import Invocation, hidden_of, place_of
 from ringfence_cli.page_process import check_view, page_of_run
 from ringfence_cli.resume import Interrupted, RunRecord, is_interrupted, run_to_resume
+from ringfence_cli.run_questions import RunQuestions
 from ringfence_cli.task_log import record_task
+from ringfence_cli.terminal import Terminal, has_person
 from ringfence_tools.printable import (
     how_to_apply,
     ignored_line,
@@ -47,7 +49,7 @@ from ringfence_tools.runs.agent_run import (
     check_task,
     run_agent,
 )
-from ringfence_tools.runs.asking import NOBODY_AT_START, nobody
+from ringfence_tools.runs.asking import NOBODY_AT_START
 from ringfence_tools.runs.command_errors import BusyError
 from ringfence_tools.runs.open_run import open_run
 from ringfence_tools.runs.outputs import (
@@ -74,7 +76,6 @@ from ringfence_tools.runs.span_export import telemetry_of
 from ringfence_tools.runs.unused_patterns import unused_patterns
 
 if TYPE_CHECKING:
-    from ringfence_cli.terminal import Terminal
     from ringfence_sandbox import Detect
     from ringfence_tools.runs.report import ReportFile, Split
 
@@ -166,8 +167,7 @@ class Run:
     patch: OutputFile | None
     receipts: ReceiptsFile | None
     report: ReportFile | None
-    terminal: Terminal | None = None
-    """Where a person is asked."""
+    questions: RunQuestions
 
 
 def run_task(options: RunCommand, invocation: Invocation) -> int:
@@ -215,7 +215,7 @@ def _run(options: RunCommand, invocation: Invocation, errors: ErrorStream, pages
         watchers: list[RunWatcher] = [one for one in (run.receipts, run.report) if one is not None]
         if options.view:
             has_history = run.task.workspace.history is not None
-            watchers += page_of_run(
+            run.questions.page, more = page_of_run(
                 errors,
                 signals,
                 options.directory,
@@ -224,9 +224,10 @@ def _run(options: RunCommand, invocation: Invocation, errors: ErrorStream, pages
                 has_history=has_history,
                 can_write=options.write and has_history,
             )
+            watchers += more
         with reserve_stdout(run.task.sections):
             shown = None if options.quiet else errors
-            outcome = run_watched(run.task, signals, watchers, shown, run.record, run.terminal)
+            outcome = run_watched(run.task, signals, watchers, shown, run.record, run.questions.terminal)
         _finish(run, outcome, errors, invocation)
     return outcome
 
@@ -234,13 +235,13 @@ def _run(options: RunCommand, invocation: Invocation, errors: ErrorStream, pages
 def _open(options: RunCommand, errors: ErrorStream, stack: ExitStack) -> Run:
     """Open workspace, model and files of a run. ``stack`` closes them."""
     start = _begin(options)
-    terminal = _terminal(errors)
+    questions = RunQuestions(Terminal(errors) if has_person() else None)
     run = stack.enter_context(
         open_run(
             options.spec(is_resumed=start.is_resumed),
             errors.say,
             quiet=options.quiet,
-            ask=terminal or nobody,
+            ask=questions,
             resumed=start.limits,
         )
     )
@@ -250,7 +251,7 @@ def _open(options: RunCommand, errors: ErrorStream, stack: ExitStack) -> Run:
     # Opened only now, so that a new file in the directory itself is not taken for one of its own.
     patch, receipts, report = _open_files(options, run.workspace, errors, stack)
     task = run.task(start.task)
-    return Run(options, task, run.limits, start.is_resumed, record, patch, receipts, report, terminal)
+    return Run(options, task, run.limits, start.is_resumed, record, patch, receipts, report, questions)
 
 
 @dataclass(slots=True)
@@ -291,13 +292,6 @@ def _begin(options: RunCommand) -> _Start:
     return _Start(options, text, is_resumed)
 
 
-def _terminal(errors: ErrorStream) -> Terminal | None:
-    """Return where a person can be asked, if there is one."""
-    from ringfence_cli.terminal import Terminal, has_person
-
-    return Terminal(errors) if has_person() else None
-
-
 def _open_files(
     options: RunCommand, workspace: RunWorkspace, errors: ErrorStream, stack: ExitStack
 ) -> tuple[OutputFile | None, ReceiptsFile | None, ReportFile | None]:
@@ -334,7 +328,7 @@ def _split(workspace: RunWorkspace) -> Split:
 def _announce(run: Run, errors: ErrorStream) -> None:
     for line in run.limits.place.unmasked():
         errors.say(line)
-    if run.limits.asks and run.terminal is None:
+    if run.limits.asks and run.questions.terminal is None and not run.options.view:
         errors.say(NOBODY_AT_START)
     for line in left_out_lines(run.task.workspace.left_out):
         errors.say(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import select
 import termios
@@ -29,33 +28,43 @@ class Screen(Protocol):
     def paused(self) -> AbstractContextManager[None]: ...
 
 
+class Elsewhere(Protocol):
+    """Where the same question can be answered, too."""
+
+    @property
+    def is_open(self) -> bool: ...
+    def fileno(self) -> int: ...
+    def answer(self) -> Approval | None: ...
+    def end(self, why: str) -> None: ...
+
+
+class _AnsweredElsewhereError(Exception):
+    def __init__(self, answer: Approval) -> None:
+        self.answer = answer
+
+
 def has_person() -> bool:
     """Whether somebody can answer at a terminal."""
     return os.isatty(0) and os.isatty(2)
 
 
 class Terminal:
-    """Asks on standard error, and reads the answer from standard input.
-
-    The same result of the same call is asked about once: after a no, a model that repeats the call gets the same no.
-    """
+    """Asks on standard error, and reads the answer from standard input."""
 
     def __init__(self, errors: ErrorStream) -> None:
         self.screen: Screen | None = None
         self._console = Console(file=errors, markup=False, emoji=False, highlight=False)
-        self._refused: dict[tuple[object, ...], Approval] = {}
 
-    def __call__(self, request: ApprovalRequest) -> Approval | None:
-        result = (request.tool, repr(request.params), (*request.changes, *request.ignored))
-        if not request.before and (before := self._refused.get(result)) is not None:
-            return dataclasses.replace(before, reason=f"the same result was asked about before, and {before.reason}")
+    def ask(self, request: ApprovalRequest, until: float, elsewhere: Elsewhere | None = None) -> Approval | None:
+        """Return the answer, wherever it comes first. None: nobody has answered in time."""
         with self.screen.paused() if self.screen is not None else nullcontext():
-            answer = self._ask(request, monotonic() + request.timeout_seconds)
-        if answer is not None and not answer.allowed:
-            self._refused[result] = answer
-        return answer
+            try:
+                return self._ask(request, until, elsewhere)
+            except _AnsweredElsewhereError as error:
+                self._say(f"\nanswered on the page: {'yes' if error.answer.allowed else 'no'}")
+                return error.answer
 
-    def _ask(self, request: ApprovalRequest, until: float) -> Approval | None:
+    def _ask(self, request: ApprovalRequest, until: float, elsewhere: Elsewhere | None) -> Approval | None:
         with suppress(termios.error):
             termios.tcflush(0, termios.TCIFLUSH)  # what was typed before the question is no answer to it
         self._show(request, MAX_DIFF_LINES, MAX_OUTPUT_LINES)
@@ -64,7 +73,7 @@ class Terminal:
             self._say(f"  always covers {request.always}; all shows everything", style="dim")
             verb = "run it" if request.before else "keep it"
             self._say(f"{verb}? {CHOICES.format(seconds=seconds)}", end="")
-            line = _read_line(until)
+            line = _read_line(until, elsewhere)
             if line is None:
                 self._say("\nnobody answered: no")
                 return None
@@ -75,6 +84,8 @@ class Terminal:
                 case "always" if not rest:
                     return Approval(True, always=True)
                 case "n" | "no":
+                    if elsewhere is not None:
+                        elsewhere.end("it was answered at the terminal")  # a yes that comes during "why?" is too late
                     return Approval.no(rest.strip()[:MAX_REASON_CHARACTERS] or self._ask_why(until))
                 case "all" if not rest:
                     self._show(request, None, None)
@@ -98,12 +109,18 @@ class Terminal:
         self._console.file.flush()
 
 
-def _read_line(until: float) -> str | None:
+def _read_line(until: float, elsewhere: Elsewhere | None = None) -> str | None:
     """Read a line. Empty: the input has ended. None: the time is over."""
     line = b""
     while not line.endswith(b"\n"):
-        if not select.select([0], [], [], max(until - monotonic(), 0))[0]:
+        others = [elsewhere] if elsewhere is not None and elsewhere.is_open else []
+        ready = select.select([0, *others], [], [], max(until - monotonic(), 0))[0]
+        if not ready:
             return None
+        if others and others[0] in ready and (answer := others[0].answer()) is not None:
+            raise _AnsweredElsewhereError(answer)
+        if 0 not in ready:
+            continue
         chunk = os.read(0, CHUNK_BYTES)
         if not chunk:
             break

@@ -19,6 +19,7 @@ from ringfence_view import pages
 from ringfence_view.actions import Actions
 from ringfence_view.diffs import MAX_ROWS
 from ringfence_view.guarded import Answer, Guarded, event_stream, in_thread, tried
+from ringfence_view.questions import Questions, WithQuestions
 from ringfence_view.sources import CallSource
 
 MAX_BODY_BYTES = 64_000
@@ -28,19 +29,24 @@ OPEN = {"/": "text/html", "/view.js": "text/javascript", "/view.css": "text/css"
 _OPEN_PATH = re.compile(r"(?:/(?:tasks|fork)/[\w.-]{1,100})*(/[\w.]*)", re.ASCII)
 
 
-def view_app(source: CallSource, token: str, host: str, *, can_write: bool = False) -> Starlette:
-    """Return the application. ``host`` is the only one that requests may name, with its port."""
+def view_app(
+    source: CallSource, token: str, host: str, *, can_write: bool = False, questions: Questions | None = None
+) -> Starlette:
+    """Return the application. ``host`` is the only one that requests may name, with its port. ``questions`` can be
+    answered in the page."""
     if can_write and source.directory is None:
         raise ValueError("receipts alone cannot be written: name the directory")
     actions = Actions(source, source.directory) if can_write and source.directory is not None else None
-    app = Starlette(routes=call_routes(source, actions))
+    app = Starlette(routes=call_routes(source, actions, questions))
     app.add_middleware(Guarded, token=token, host=host, is_open=is_open_file)
     return app
 
 
-def call_routes(source: CallSource, actions: Actions | None = None) -> Sequence[BaseRoute]:
+def call_routes(
+    source: CallSource, actions: Actions | None = None, questions: Questions | None = None
+) -> Sequence[BaseRoute]:
     """Return the routes of the page of some calls, which may stand below another path."""
-    parts = _Parts(source, actions)
+    parts = _Parts(source, actions, questions)
     routes: list[BaseRoute] = [
         Route("/", parts.shell),
         *(Route(f"/{name}", parts.static) for name in ("view.js", "view.css")),
@@ -65,6 +71,8 @@ def call_routes(source: CallSource, actions: Actions | None = None) -> Sequence[
         posts = {"/preview": parts.preview, "/act": parts.act, "/note": parts.note}
         routes += [Route(path, answer, methods=["POST"]) for path, answer in posts.items()]
         routes.append(Route("/notes", in_thread(parts.notes)))
+    if questions is not None:
+        routes += [Route("/question", in_thread(parts.question)), Route("/answer", parts.answer, methods=["POST"])]
     return routes
 
 
@@ -94,8 +102,9 @@ class PagesBelow:
 class _Parts:
     """The answers to requests."""
 
-    def __init__(self, source: CallSource, actions: Actions | None) -> None:
+    def __init__(self, source: CallSource, actions: Actions | None, questions: Questions | None) -> None:
         self._source = source
+        self._questions = questions
         self._actions = actions
 
     def shell(self, request: Request) -> Response:
@@ -106,7 +115,8 @@ class _Parts:
 
     def page(self, request: Request) -> Response:
         self._source.refresh()
-        return HTMLResponse(pages.main_part(self._source, self._source.page(), can_act=self._actions is not None))
+        can_act, can_answer = self._actions is not None, self._questions is not None
+        return HTMLResponse(pages.main_part(self._source, self._source.page(), can_act=can_act, can_answer=can_answer))
 
     def rows(self, request: Request) -> Response:
         given = request.query_params
@@ -161,7 +171,20 @@ class _Parts:
         return HTMLResponse(pages.blame_part(path, lines[:MAX_BLAMED_LINES], max(len(lines) - MAX_BLAMED_LINES, 0)))
 
     async def events(self, request: Request) -> Response:
-        return event_stream(request, self._source)
+        if self._questions is None:
+            return event_stream(request, self._source)
+        return event_stream(request, WithQuestions(self._source, self._questions))
+
+    def question(self, request: Request) -> Response:
+        assert self._questions is not None
+        return HTMLResponse(pages.question_part(self._questions.waiting))
+
+    async def answer(self, request: Request) -> Response:
+        return await self._asked(request, self._answered)
+
+    def _answered(self, given: Mapping[str, str]) -> Mapping[str, object]:
+        assert self._questions is not None
+        return {"lines": [self._questions.answer(given)]}
 
     async def preview(self, request: Request) -> Response:
         return await self._asked(request, self._previewed)

@@ -16,31 +16,37 @@ from anyio import to_thread
 from ringfence_view.app import serve_view, view_app
 from ringfence_view.batch_server import batch_app
 from ringfence_view.batch_source import BatchSource
+from ringfence_view.questions import Questions
 from ringfence_view.sources import CallSource
 
 
 def main() -> None:
-    """Serve until standard input ends. Its first line is a request of `ringfence_cli.page_process`."""
+    """Serve until standard input ends. Its first line is a request of `ringfence_cli.page_process`. The
+    others are about questions, whose answers go to standard output."""
     request: Mapping[str, Any] = json.loads(sys.stdin.buffer.readline())
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what else is printed is no answer
+    questions = Questions(answers) if request.get("can_answer") else None
     with socket.socket(fileno=int(request["listening"])) as listening:
         host, port = listening.getsockname()
-        anyio.run(_serve, _app(request, f"{host}:{port}"), listening)
+        anyio.run(_serve, _app(request, f"{host}:{port}", questions), listening, questions)
     os._exit(0)  # a thread may still read standard input
 
 
-def _app(request: Mapping[str, Any], host: str) -> Any:
+def _app(request: Mapping[str, Any], host: str, questions: Questions | None) -> Any:
     token = str(request["token"])
     if (out := _path(request.get("batch"))) is not None:
         return batch_app(BatchSource(out), token, host)
     calls = CallSource(_path(request["directory"]), _path(request["receipts"]), str(request["title"]))
-    return view_app(calls, token, host, can_write=bool(request["can_write"]))
+    return view_app(calls, token, host, can_write=bool(request["can_write"]), questions=questions)
 
 
-async def _serve(app: Any, listening: socket.socket) -> None:
+async def _serve(app: Any, listening: socket.socket, questions: Questions | None) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(serve_view, app, listening)
-        while await to_thread.run_sync(sys.stdin.buffer.readline, abandon_on_cancel=True):
-            pass
+        while line := await to_thread.run_sync(sys.stdin.buffer.readline, abandon_on_cancel=True):
+            if questions is not None:
+                questions.take(line)
         group.cancel_scope.cancel()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader
@@ -22,6 +22,9 @@ from ringfence_view.blame import BlamedLine
 from ringfence_view.diffs import MAX_ROWS, DiffFile, DiffRow, diff_rows
 from ringfence_view.sources import CallSource, EntryDetail, StepDifference, TimelinePage
 from ringfence_view.timeline import OUTCOMES, TimelineEntry
+
+if TYPE_CHECKING:
+    from ringfence_view.questions import Question
 
 OPENED_ROWS = 400
 """The most rows of diffs that are open at first. A file with more than are left of them is opened by a click."""
@@ -91,8 +94,12 @@ def shell_page() -> str:
     return str(_template().page("ringfence view", "", "", "", Markup(""), ()))
 
 
-def main_part(source: CallSource, first: TimelinePage, *, can_act: bool) -> str:
-    return str(_template().main(source, rows_part(first, "", ""), True, can_act))
+def main_part(source: CallSource, first: TimelinePage, *, can_act: bool, can_answer: bool = False) -> str:
+    return str(_template().main(source, rows_part(first, "", ""), True, can_act, can_answer))
+
+
+def question_part(question: Question | None) -> str:
+    return "" if question is None else str(_template().question(question))
 
 
 def rows_part(page: TimelinePage, outcome: str, words: str) -> Markup:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.parse import urlencode
-from urllib.request import Request, urlopen
 
 import pytest
 from command_line import ringfence_text
+from page_requests import asked, until
 from terminals import Terminal
 
 WAITING = '''
@@ -42,26 +39,6 @@ def words(tmp_path: Path, *options: str) -> list[str]:
     model = f"{tmp_path / 'waiting.py'}:Waiting"
     start = [sys.executable, "-m", "ringfence_cli", "run", str(tmp_path / "tree"), "--task", "Do it.", "--model", model]
     return [*start, "--view", *options]
-
-
-def asked(address: str, path: str, given: Mapping[str, str] | None = None) -> tuple[int, str]:
-    place, _, token = address.strip().partition("#token=")
-    body = None if given is None else urlencode(given).encode()
-    try:
-        request = Request(f"{place}{path}", body, {"authorization": f"Bearer {token}"})
-        with urlopen(request, timeout=20) as answer:
-            return answer.status, answer.read().decode()
-    except HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def until(address: str, path: str, text: str) -> str:
-    end = time.monotonic() + 30
-    while text not in (found := asked(address, path)[1]):
-        assert time.monotonic() < end, found
-        time.sleep(0.05)
-    return found
 
 
 def test_the_page_of_a_run_follows_it_and_stays_for_a_person_until_ctrl_c(tmp_path: Path) -> None:

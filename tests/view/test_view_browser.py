@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -215,6 +217,42 @@ def test_a_person_rejects_a_hunk_and_comments_with_the_keyboard(browser: Browser
     expect(page.locator("#status")).to_contain_text("good")
     assert not [path for path in (tmp_path / "tree").iterdir() if "onerror" in path.name]
     assert wrong == []
+    page.close()
+
+
+def test_a_person_answers_a_question_of_a_run_with_the_keyboard(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "tree").mkdir()
+    writes = [
+        {"tool_calls": [{"name": "write_file", "arguments": {"file_path": name, "content": "<b>new</b>\n"}}]}
+        for name in ("a", "b")
+    ]
+    (tmp_path / "script.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in [*writes, {"text": "Done."}]))
+    run = ["run", tmp_path / "tree", "--task", "x", "--model", f"script:{tmp_path / 'script.jsonl'}"]
+    command = [sys.executable, "-m", "ringfence_cli", *run, "--view", "--ask", "writes"]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **streams) as process, ExitStack() as stack:  # type: ignore[call-overload]
+        stack.callback(process.kill)
+        assert process.stderr is not None
+        page, wrong = opened(browser, process.stderr.readline().removeprefix("the page: ").strip(), "#asked")
+        expect(page.locator("#question pre .green")).to_have_text("  | +<b>new</b>")
+        expect(page.locator("#question [data-answer=yes]")).to_be_enabled()
+        assert violations(page) == []
+        page.keyboard.press("a")
+        for key in ("Tab", "Tab", "Enter"):
+            page.keyboard.press(key)
+        page.wait_for_selector("#asked[data-number='2']")
+        expect(page.locator("#question [data-answer=no]")).to_be_enabled()
+        for key in ("a", "Tab", "Tab", "Tab", "Tab"):
+            page.keyboard.press(key)
+        page.keyboard.type("use tabs")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        assert process.wait(30) == 0
+    assert [path.name for path in (tmp_path / "tree").iterdir()] == ["a"]
+    assert [one for one in wrong if "Failed to load" not in one and "ERR_" not in one] == []
     page.close()
 
 

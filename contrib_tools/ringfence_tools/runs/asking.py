@@ -111,6 +111,9 @@ def _barred(line: str, width: int, style: str = "", *, is_whole: bool = False) -
 
 def _pieces(line: str, width: int) -> Iterator[str]:
     """Yield the parts of a line that fit. A terminal may show characters apart that others join to one."""
+    if 2 * len(line) <= width:
+        yield line
+        return
     start = columns = 0
     for at, character in enumerate(line):
         wide = 1 if character == WIDENS else cell_len(character)

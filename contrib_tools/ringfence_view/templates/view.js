@@ -5,7 +5,7 @@
   const main = document.getElementById("main"), status = document.getElementById("status");
   const parts = new Map([...document.querySelectorAll("template[data-path]")].map((one) => [one.dataset.path, one]));
   const isLive = document.querySelector("script[src]") !== null;
-  let selected = null, token = "", newest = "", notesAsked = 0;
+  let selected = null, token = "", newest = "", notesAsked = 0, questionsAsked = 0;
 
   const say = (text) => { status.textContent = text; };
   const fragment = new URLSearchParams(location.hash.slice(1));
@@ -212,6 +212,7 @@
           text += value;
           for (let at; (at = text.indexOf("\n\n")) >= 0; text = text.slice(at + 2)) {
             const data = /^data: (.*)$/m.exec(text.slice(0, at))?.[1];
+            if (data) await tried(showQuestion);
             if (data && newest && data !== newest) await refresh();
             if (data) newest = data;
           }
@@ -252,11 +253,35 @@
     if (content.textContent.trim() !== place.textContent.trim()) place.replaceChildren(content);
   }
 
+  // It takes no focus, and cannot be answered at once: what a person types or clicks as it comes is no answer.
+  async function showQuestion() {
+    const place = document.getElementById("question");
+    if (!place) return;
+    const mine = ++questionsAsked, content = await load("question");
+    const number = (at) => at.querySelector("#asked")?.dataset.number;
+    if (mine !== questionsAsked || number(content) === number(place)) return;
+    const had = place.contains(document.activeElement);
+    const buttons = [...content.querySelectorAll("[data-answer]")];
+    buttons.forEach((one) => { one.disabled = true; });
+    setTimeout(() => buttons.forEach((one) => { one.disabled = false; }), 500);
+    place.replaceChildren(content);
+    const asked = place.querySelector("#asked");
+    document.title = (asked ? "? " : "") + main.querySelector("h1").textContent;
+    if (had) (asked ?? main).focus();
+    say(asked ? asked.textContent + " (key a)" : "The question is closed.");
+  }
+
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button");
     if (!button) return;
     if (button.matches(".row")) { select(button.parentElement); await toggle(button.parentElement); }
     else if (button.matches(".act")) await preview(button.dataset.act, button.dataset.arguments);
+    else if (button.dataset.answer) {
+      const given = { number: document.getElementById("asked").dataset.number, choice: button.dataset.answer, reason: document.querySelector("#question input").value };
+      const done = await post("answer", given), said = status.textContent;
+      await tried(showQuestion);
+      say(done ? done.lines.join("; ") : said);
+    }
     else if (button.dataset.withdraw) {
       const done = await post("note", { withdraw: button.dataset.withdraw });
       await tried(showNotes);
@@ -315,6 +340,7 @@
       select(all[event.key === "j" ? Math.min(at + 1, all.length - 1) : Math.max(at - 1, 0)]);
     } else if (event.key === "u" && selected) { await toggle(selected, false); select(selected); }
     else if (event.key === "/") { event.preventDefault(); document.querySelector("#find input").focus(); }
+    else if (event.key === "a") document.getElementById("asked")?.focus();
     else if (event.key === "?") document.getElementById("keys").showModal();
   });
   window.addEventListener("hashchange", follow);
@@ -327,6 +353,7 @@
       document.title = main.querySelector("h1").textContent;
     }
     await follow();
+    if (isLive) await tried(showQuestion);
     if (isLive) await tried(showNotes);
     if (isLive) await listen();
   })();
