@@ -69,17 +69,22 @@ class CallAdoption:
         if mark in self.tried and not done.changes:
             return self._adopted_before(calls, call_id)
         changed = [change.path for change in done.changes]
-        verdict = policy = reason = ""
+        verdict = ""
         if not done.kept:
-            denial = next((one for one in done.receipt.policies if not one.allowed), None)
-            policy, reason = ("", "") if denial is None else (denial.policy, denial.reason or "")
+            hidden = self._hidden(changed)
             together = [call.event.arguments for call in calls] if len(calls) > 1 else []
-            verdict = wording.describe_denial(done.receipt, done.conflicts, done.aborted, together, others)
+            verdict = wording.describe_denial(done.receipt, done.conflicts, hidden, done.aborted, together, others)
+        denial = next((one for one in done.receipt.policies if not one.allowed), None)
+        policy, reason = ("", "") if denial is None else (denial.policy, denial.reason or "")
         if changed:
             step = None if done.step is None else done.step.number
             kind: CallKind = "kept" if done.kept else "denied"
             self._log_each(calls, kind, step, done.aborted, changed, policy, reason)
         return verdict
+
+    def _hidden(self, paths: Sequence[str]) -> Sequence[str]:
+        files = self._workspace().filesystem
+        return [path for path in paths if files.hides(path)]
 
     def _log_each(
         self,

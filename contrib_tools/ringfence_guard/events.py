@@ -52,7 +52,14 @@ _PATCHED = re.compile(r"^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.+?)\s*
 _EXIT_CODE = re.compile(r"^Exit [Cc]ode:? (\d{1,3})\b", re.MULTILINE)
 _BACKGROUND_KEYS = ("run_in_background", "is_background")
 _QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.""", re.DOTALL)
-_STARTS_ANOTHER = re.compile(r"(?<![&<>|])&(?![&>])|\b(?:nohup|setsid|disown|daemonize)\b")
+_HEREDOC = re.compile(r"^([^\n]*)<<-?[ \t]*(['\"]?)(\w+)\2([^\n]*)\n.*?^[ \t]*\3[ \t]*$", re.DOTALL | re.MULTILINE)
+_SHELL = re.compile(r"\b(?:ba|da|k|z)?sh\b")
+_NO_COMMAND = re.compile(r"\$?\(\((?:[^()]|\([^()]*\))*\)\)|(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
+"""Arithmetic and comments."""
+_STARTS_ANOTHER = re.compile(
+    r"(?<![&<>|])&(?![&>])|(?:^|[;&|(`\n]|\b(?:do|then|else|exec|sudo|time|env|command)\s)\s*(?:\w+=\S*\s+)*"
+    r"(?:nohup|setsid|disown|daemonize)(?![\w.])"
+)
 _WAITS = re.compile(r"\bwait\s*;?\s*$")
 
 
@@ -153,9 +160,14 @@ def _call(event: HookEvent, given: Mapping[str, Any]) -> HookEvent:
     )
 
 
+def _without_text(found: re.Match[str]) -> str:
+    """The line that a text follows, without that text. For a shell it is a program."""
+    return found[0] if _SHELL.search(found[1]) else f"{found[1]} {found[4]}"
+
+
 def _detaches(command: str) -> bool:
     """Whether a command line may leave a program running, by what it looks like."""
-    plain = _QUOTED.sub(" ", command)
+    plain = _NO_COMMAND.sub(" ", _QUOTED.sub(" ", _HEREDOC.sub(_without_text, command)))
     return _STARTS_ANOTHER.search(plain) is not None and _WAITS.search(plain) is None
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ringfence.escapes import escape_path
 from ringfence.runtime.policy import ALLOW, BasePolicy, PolicyDecision
@@ -48,29 +49,39 @@ RUNS_PROGRAMS = (
     "url.*",
 )
 """Keys of git's settings that run a program or lead elsewhere; of branches and remotes there are none."""
+PERMISSIONS = ".claude/settings.local.json"
+"""Where Claude Code keeps what a person permits in its dialog. It writes there while the call has begun."""
+_RULE = re.compile(r"Bash\(([^*]+?)(?::\*| \*)?\)")
 _SECTION = re.compile(r'\s*\[\s*([\w.-]+)(?:\s+"(.*)")?\s*\]\s*(.*)')
 _KEY = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:=\s*(.*))?$")
 
 
 class OwnFilesPolicy(BasePolicy):
-    """Calls cannot change the settings of agents, git's hooks, and the settings by which git runs programs."""
+    """Calls cannot change the settings of agents, git's hooks, and the settings by which git runs programs.
+
+    A person may permit commands in Claude Code's dialog, which asks when the call has begun. That stays.
+    """
 
     name = "guard"
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._known: frozenset[tuple[str, str]] = frozenset()
+        self._permissions: Mapping[str, Any] = {}
         self.refresh()
 
     def refresh(self) -> None:
-        """Take git's settings for what they may be. For the time between calls, when only a person changes them."""
+        """Take the settings for what they may be. For the time between calls, when only a person changes them."""
         self._known = self._dangerous()
+        self._permissions = self._read_permissions()
 
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
     ) -> PolicyDecision:
         for change in changes:
             path, named = change.path, escape_path(change.path)
+            if path == PERMISSIONS and self._permits_only(params):
+                continue
             if any(fnmatchcase(path, pattern) for pattern in AGENT_SETTINGS):
                 return PolicyDecision.deny(f"{named} has an agent's own settings: only people change it")
             if re.match(r"\.git/hooks(/|$)", path) and change.after is not None:
@@ -81,6 +92,27 @@ class OwnFilesPolicy(BasePolicy):
                     return PolicyDecision.deny(f"{named} has new values of {', '.join(keys)}: only people change them")
         return ALLOW
 
+    def _permits_only(self, params: object) -> bool:
+        """Whether nothing is new in Claude Code's settings but that commands of these calls are permitted."""
+        commands = " ".join(map(str, _mapping(params).get("arguments", ())))
+        (old, before), (rules, now) = _allowed(self._permissions), _allowed(self._read_permissions())
+        added = [rule for rule in rules if rule not in old]
+        words = [found[1] for rule in added if (found := _RULE.fullmatch(rule)) is not None]
+        is_same = now == before and [rule for rule in rules if rule in old] == old
+        return (
+            is_same
+            and bool(added)
+            and len(words) == len(added)
+            and all(" ".join(one.split()) in commands for one in words)
+        )
+
+    def _read_permissions(self) -> Mapping[str, Any]:
+        try:
+            found: object = json.loads((self._root / PERMISSIONS).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return _mapping(found)
+
     def _dangerous(self) -> frozenset[tuple[str, str]]:
         found: set[tuple[str, str]] = set()
         for name in ("config", "config.worktree"):
@@ -90,6 +122,20 @@ class OwnFilesPolicy(BasePolicy):
                 continue
             found |= {(key, value) for key, value in _settings(text) if _runs_program(key)}
         return frozenset(found)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    if isinstance(value, dict):
+        return cast("Mapping[str, Any]", value)
+    return {}
+
+
+def _allowed(settings: Mapping[str, Any]) -> tuple[list[str], Mapping[str, Any]]:
+    """The rules of what is permitted, and the rest of the settings."""
+    permissions = _mapping(settings.get("permissions"))
+    rules: list[Any] = permissions.get("allow") or []
+    others = {key: value for key, value in permissions.items() if key != "allow" and value}
+    return [str(rule) for rule in rules], {**settings, "permissions": others}
 
 
 def _runs_program(key: str) -> bool:

@@ -39,11 +39,17 @@ def describe_background(event: HookEvent) -> str:
 
 
 def describe_denial(
-    receipt: Receipt, conflicts: Collection[str], aborted: int | None, together: Sequence[str], others: Sequence[str]
+    receipt: Receipt,
+    conflicts: Collection[str],
+    hidden: Collection[str],
+    aborted: int | None,
+    together: Sequence[str],
+    others: Sequence[str],
 ) -> str:
     """Tell a model that its call was rolled back.
 
-    ``together`` are calls that cannot be told apart. ``others`` are commands that may still run.
+    ``hidden`` are changed paths that no history has. ``together`` are calls that cannot be told apart. ``others`` are
+    commands that may still run.
     """
     denial = next((verdict for verdict in receipt.policies if not verdict.allowed), None)
     why = "" if denial is None else f" The policy {denial.policy} denies it: {denial.reason}."
@@ -52,10 +58,12 @@ def describe_denial(
         lines.append(f"These calls overlapped, cannot be told apart, and all went back: {'; '.join(together)}.")
     if others:
         lines.append(f"Some of it may be by a command that may still run: {'; '.join(others)}.")
-    back = [change.path for change in receipt.changes if change.path not in conflicts]
+    back = [change.path for change in receipt.changes if change.path not in conflicts and change.path not in hidden]
     lines.append(f"Back to what they were: {list_paths(back)}. Read them again before you edit them.")
     if conflicts:
         lines.append(f"These stay as they are, and are in conflict: {list_paths(conflicts)}.")
+    if hidden:
+        lines.append(f"These stay as the call left them, since hidden files are in no history: {list_paths(hidden)}.")
     if aborted is not None:
         lines.append(f"What the call had made of them is kept as aborted/{aborted}.")
     lines.append(SENT)

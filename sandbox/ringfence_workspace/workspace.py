@@ -23,7 +23,7 @@ from ringfence_workspace.history.ignored_files import (
 from ringfence_workspace.history.scan import DEFAULT_LIMITS, Exclusion, Progress, ScanLimits, ScanResult, no_progress
 from ringfence_workspace.history.step_lookup import NamedStep, StepName, parent_of
 from ringfence_workspace.history.store import FOLDER, Store, reporting_damage
-from ringfence_workspace.history.store_roots import check_format
+from ringfence_workspace.history.store_roots import check_format, replaced
 from ringfence_workspace.history.undo_plan import DROPPED, NOT_EMPTY, Planner, ReversalOutcome, ReversalPlan
 from ringfence_workspace.history_stores import begin_temporary_store
 from ringfence_workspace.host import Durability, HostFilesystem
@@ -705,8 +705,9 @@ class Workspace(WorkspaceForks):
         ``fork`` is one of this workspace: opened, or its name or record, of one that nobody has open.
 
         Raises:
-            ValueError: it is no fork of this workspace, or ``on_conflict`` is neither "abort" nor "keep".
-            LookupError: there is no fork of that name.
+            ValueError: it is no fork of this workspace, another directory is in its place, or ``on_conflict`` is
+                neither "abort" nor "keep".
+            LookupError: there is no fork of that name, or its directory is gone.
             WorkspaceLockedError: another process has the fork open.
             OSError (ESTALE): somebody has changed a path meanwhile; nothing is changed.
             TransactionError: it is promoted in a tool call that has changed files.
@@ -719,22 +720,30 @@ class Workspace(WorkspaceForks):
                 fork.look()
             return self._promote(fork, on_conflict, dry_run=dry_run, with_git=with_git)
         record = self.fork_named(fork) if isinstance(fork, str) else fork
-        with Workspace.open(record.root, store=record.store) as opened:
+        with self._open_fork(record) as opened:
             return self._promote(opened, on_conflict, dry_run=dry_run, with_git=with_git)
 
     def diff_forks(self, one: str, other: str) -> bytes:
         """The patch from the files of one fork of this workspace to those of another, without paths that git ignores.
 
         Raises:
-            ValueError: they are the same fork.
-            LookupError: there is no fork of that name.
+            ValueError: they are the same fork, or another directory is in the place of one.
+            LookupError: there is no fork of that name, or its directory is gone.
             WorkspaceLockedError: another process has one of them open.
         """
         if one == other:
             raise ValueError(f"a patch is from one fork to another, and both are {one!r}")
         a, b = self.fork_named(one), self.fork_named(other)
-        with Workspace.open(a.root, store=a.store) as before, Workspace.open(b.root, store=b.store) as after:
+        with self._open_fork(a) as before, self._open_fork(b) as after:
             return before._patch_to(after)
+
+    def _open_fork(self, fork: Fork) -> Workspace:
+        """Raises LookupError where its directory is gone, and ValueError for another one in its place."""
+        if not os.path.isdir(fork.root):
+            raise LookupError(f"the directory of the fork {fork.name!r} is gone: {fork.root}; discard the fork")
+        if replaced(fork.root, fork.store):
+            raise ValueError(f"{fork.root} is another directory than the fork {fork.name!r}: discard the fork")
+        return Workspace.open(fork.root, store=fork.store)
 
     async def apromote(self, fork: Workspace | Fork | str, **options: Any) -> Promotion:
         """`promote` in a thread. If this task is cancelled, it is done all the same before this raises."""

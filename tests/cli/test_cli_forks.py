@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,21 @@ def test_a_fork_is_made_promoted_undone_and_discarded(tree: Path) -> None:
     assert (done.returncode, place.exists()) == (0, False)
     assert done.stderr == f"the fork first is gone, with {place}\n"
     assert ringfence_text("forks", tree).stderr == "0 forks\n"
+
+
+def test_a_fork_whose_directory_is_gone_or_another_one_is_not_promoted(tree: Path) -> None:
+    place = fork(tree, "one")
+    shutil.rmtree(place)
+    for is_there in (False, True):
+        if is_there:
+            place.mkdir()
+        for words in (["promote", tree, "one"], ["promote", tree, "one", "--dry-run"]):
+            done = ringfence_text(*words)
+            assert done.returncode == 2
+            assert ("another directory than the fork" if is_there else "is gone") in " ".join(done.stderr.split())
+            assert (tree / "a.txt").read_text() == "a\n"
+    assert ringfence("discard", tree, "one").returncode == 0
+    assert place.exists()
 
 
 def test_a_conflict_is_exit_code_1_and_changes_nothing_unless_the_rest_is_asked_for(tree: Path) -> None:

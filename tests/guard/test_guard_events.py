@@ -155,6 +155,35 @@ def test_commands_in_the_background_are_known() -> None:
     assert parse_event("claude", {**stop, "background_tasks": running}).has_background is True
 
 
+@pytest.mark.parametrize(
+    ("command", "detaches"),
+    [
+        ("sleep 60 &", True),
+        ("(sleep 60 & echo x) > log", True),
+        ("nohup sleep 60 > log", True),
+        ("cd x && setsid -f ./serve", True),
+        ("A=1 nohup ./serve; true", True),
+        ("if true; then nohup ./serve; fi", True),
+        ("bash <<'EOF'\nsleep 60 &\nEOF", True),
+        ("cat > a <<EOF\nx\nEOF\nsleep 60 &", True),
+        ("cat > a <<EOF & \nx\nEOF", True),
+        ("make test && echo done 2>&1", False),
+        ("cat > index.html <<'EOF'\n<p>Terms &amp; conditions</p>\nEOF", False),
+        ("python3 - <<'EOF'\nprint(1 & 2)\nEOF", False),
+        ("echo $((3 & 1))", False),
+        ("echo done # a & b", False),
+        ("# a & b\nmake", False),
+        ("cat nohup.out", False),
+        ("grep -r disown .", False),
+        ("echo 'a & b' \"& c\"", False),
+        ("sleep 1 & wait", False),
+    ],
+)
+def test_a_command_line_that_leaves_a_program_running_is_told_by_its_commands(command: str, detaches: bool) -> None:
+    payload = {"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "Bash", "tool_use_id": "1"}
+    assert parse_event("claude", {**payload, "tool_input": {"command": command}}).is_detached is detaches
+
+
 @pytest.mark.parametrize("payload", [None, [], "text", {}, {"hook_event_name": 3}])
 def test_what_is_no_event_is_refused(payload: object) -> None:
     with pytest.raises(ValueError, match="event of claude"):

@@ -14,6 +14,7 @@ import pytest
 from effort import amount
 
 from ringfence.errors import WorkspaceLockedError
+from ringfence.filesystem import HiddenFiles
 from ringfence.prompt import PathPolicy
 from ringfence_guard import GuardedCalls, GuardLog, GuardSettings, HookAnswer, HookEvent, open_guarded, parse_event
 from ringfence_sandbox import Workspace
@@ -636,3 +637,62 @@ def test_a_torn_file_of_open_calls_is_as_none(
     agent = Agent(root, GuardedCalls(root, log, open_workspace=lambda: workspace, state=tmp_path))
     assert agent.bash("echo 1 > a.txt") == HookAnswer()
     assert steps(workspace) == [("Bash", ("a.txt",))]
+
+
+RULES = ["Bash(ls:*)"]
+
+
+@pytest.mark.parametrize("before", [None, {}, {"hooks": {"Stop": []}, "permissions": {"allow": RULES, "deny": []}}])
+@pytest.mark.parametrize("rule", ["Bash(npm pkg get:*)", "Bash(npm pkg get *)", "Bash(npm pkg get name)"])
+def test_what_a_person_permits_in_the_dialog_of_a_call_stays(
+    root: Path, guarded: Callable[..., GuardedCalls], before: dict[str, Any] | None, rule: str
+) -> None:
+    settings = root / ".claude/settings.local.json"
+    settings.parent.mkdir()
+    if before is not None:
+        settings.write_text(json.dumps(before))
+    agent = Agent(root, guarded())
+    call = agent.begin("Bash", command="touch made.txt && npm pkg get name")
+    held = before or {}
+    allowed = [*held.get("permissions", {}).get("allow", []), rule]
+    settings.write_text(json.dumps({**held, "permissions": {"allow": allowed, "deny": []}}))
+    (root / "made.txt").touch()
+    assert agent.end(call) == HookAnswer()
+    assert rule in settings.read_text()
+    assert (root / "made.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        {"permissions": {"allow": ["Bash(*)"]}},
+        {"permissions": {"allow": ["Bash"]}},
+        {"permissions": {"allow": ["Bash(rm:*)"]}},
+        {"permissions": {"allow": ["Bash(npm:*)", "Write"]}},
+        {"permissions": {"allow": ["Bash(npm:*)"], "defaultMode": "bypassPermissions"}},
+        {"permissions": {"allow": ["Bash(npm:*)"]}, "hooks": {}},
+        {"hooks": {}},
+    ],
+)
+def test_but_nothing_else_in_the_settings_of_an_agent(
+    root: Path, guarded: Callable[..., GuardedCalls], after: dict[str, Any]
+) -> None:
+    settings = root / ".claude/settings.local.json"
+    settings.parent.mkdir()
+    settings.write_text(json.dumps({"hooks": {"Stop": []}, "permissions": {"allow": []}}))
+    agent = Agent(root, guarded())
+    call = agent.begin("Bash", command="npm test")
+    settings.write_text(json.dumps({"hooks": {"Stop": []}, **after}))
+    assert "only people change it" in str(agent.end(call))
+    assert json.loads(settings.read_text()) == {"hooks": {"Stop": []}, "permissions": {"allow": []}}
+
+
+def test_a_denial_says_that_hidden_files_stay_as_the_call_left_them(root: Path, log: GuardLog) -> None:
+    (root / ".env").write_text("KEY=1\n")
+    (root / "protected").mkdir(exist_ok=True)
+    with Workspace.open(root, hide=HiddenFiles()) as workspace:
+        agent = Agent(root, GuardedCalls(str(root), log, open_workspace=lambda: workspace, policies=[PROTECTED]))
+        said = str(agent.bash("rm .env; echo q > protected/k.txt"))
+    assert "Back to what they were: protected/k.txt." in said
+    assert "These stay as the call left them, since hidden files are in no history: .env." in said
+    assert not (root / ".env").exists()
