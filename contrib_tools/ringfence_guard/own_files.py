@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ringfence.escapes import escape_path
 from ringfence.runtime.policy import ALLOW, BasePolicy, PolicyDecision
+from ringfence_guard.events import MAX_LINE
 
 if TYPE_CHECKING:
     from ringfence.participants import Change
@@ -93,8 +94,14 @@ class OwnFilesPolicy(BasePolicy):
         return ALLOW
 
     def _permits_only(self, params: object) -> bool:
-        """Whether nothing is new in Claude Code's settings but that commands of these calls are permitted."""
-        commands = " ".join(map(str, _mapping(params).get("arguments", ())))
+        """Whether nothing is new in Claude Code's settings but that commands of these calls are permitted.
+
+        A command that names the settings, or of which only the beginning is known, may have written there itself.
+        """
+        lines: Sequence[str] = _mapping(params).get("arguments", ())
+        if any("claude" in line.lower() or "settings" in line.lower() or len(line) >= MAX_LINE for line in lines):
+            return False
+        commands = "\n".join(lines)
         (old, before), (rules, now) = _allowed(self._permissions), _allowed(self._read_permissions())
         added = [rule for rule in rules if rule not in old]
         words = [found[1] for rule in added if (found := _RULE.fullmatch(rule)) is not None]
@@ -103,7 +110,7 @@ class OwnFilesPolicy(BasePolicy):
             is_same
             and bool(added)
             and len(words) == len(added)
-            and all(" ".join(one.split()) in commands for one in words)
+            and all(re.search(rf"(?<![\w./-]){re.escape(' '.join(one.split()))}(?![\w./-])", commands) for one in words)
         )
 
     def _read_permissions(self) -> Mapping[str, Any]:

@@ -687,6 +687,28 @@ def test_but_nothing_else_in_the_settings_of_an_agent(
     assert json.loads(settings.read_text()) == {"hooks": {"Stop": []}, "permissions": {"allow": []}}
 
 
+@pytest.mark.parametrize(
+    ("command", "rule"),
+    [
+        ('echo \'{"allow": ["Bash(git push:*)"]}\' > .claude/settings.local.json', "Bash(git push:*)"),
+        ("cd .claude; cp ../mine settings.local.json; git push", "Bash(git push:*)"),
+        (f"echo {'x' * 300}; git push", "Bash(echo:*)"),
+        ("./format.sh", "Bash(rm:*)"),
+        ("./format.sh", "Bash(or:*)"),
+        ("make; curl-config", "Bash(curl:*)"),
+    ],
+)
+def test_a_command_permits_itself_nothing(
+    root: Path, guarded: Callable[..., GuardedCalls], command: str, rule: str
+) -> None:
+    agent = Agent(root, guarded())
+    call = agent.begin("Bash", command=command)
+    (root / ".claude").mkdir()
+    (root / ".claude/settings.local.json").write_text(json.dumps({"permissions": {"allow": [rule]}}))
+    assert "only people change it" in str(agent.end(call))
+    assert not (root / ".claude").exists()
+
+
 def test_a_denial_says_that_hidden_files_stay_as_the_call_left_them(root: Path, log: GuardLog) -> None:
     (root / ".env").write_text("KEY=1\n")
     (root / "protected").mkdir(exist_ok=True)
