@@ -1,7 +1,8 @@
 """Guard the tools that an agent already has: each changing call is a step, and what a policy denies is rolled back."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ringfence.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ringfence_guard.agents import GUARDED_AGENTS, GuardedAgent, HookCommand
@@ -59,46 +60,36 @@ __all__ = [
 
 # Imported when asked for: an event is read without a workspace.
 _MODULES = {
-    "GUARDED_AGENTS": "agents",
-    "AgentName": "events",
-    "CodexHook": "codex_trust",
-    "CodexTrust": "codex_trust",
-    "GuardLog": "guard_log",
-    "GuardRefusedError": "connection",
-    "GuardSettings": "settings",
-    "GuardedAgent": "agents",
-    "GuardedCallRecord": "guard_log",
-    "GuardedCalls": "calls",
-    "HookAnswer": "answers",
-    "HookCommand": "agents",
-    "HookEvent": "events",
-    "HookInstallation": "installation",
-    "HookOutput": "answers",
-    "OwnFilesPolicy": "own_files",
-    "Phase": "events",
-    "ask_guard": "connection",
-    "can_take_context": "answers",
-    "client_path": "settings",
-    "format_answer": "answers",
-    "guard_directory": "settings",
-    "guarded_root": "connection",
-    "list_paths": "wording",
-    "load_settings": "settings",
-    "open_guarded": "guarded_workspace",
-    "parse_event": "events",
-    "save_launcher": "settings",
-    "save_settings": "settings",
-    "stop_guard": "connection",
+    "GUARDED_AGENTS": ".agents",
+    "AgentName": ".events",
+    "CodexHook": ".codex_trust",
+    "CodexTrust": ".codex_trust",
+    "GuardLog": ".guard_log",
+    "GuardRefusedError": ".connection",
+    "GuardSettings": ".settings",
+    "GuardedAgent": ".agents",
+    "GuardedCallRecord": ".guard_log",
+    "GuardedCalls": ".calls",
+    "HookAnswer": ".answers",
+    "HookCommand": ".agents",
+    "HookEvent": ".events",
+    "HookInstallation": ".installation",
+    "HookOutput": ".answers",
+    "OwnFilesPolicy": ".own_files",
+    "Phase": ".events",
+    "ask_guard": ".connection",
+    "can_take_context": ".answers",
+    "client_path": ".settings",
+    "format_answer": ".answers",
+    "guard_directory": ".settings",
+    "guarded_root": ".connection",
+    "list_paths": ".wording",
+    "load_settings": ".settings",
+    "open_guarded": ".guarded_workspace",
+    "parse_event": ".events",
+    "save_launcher": ".settings",
+    "save_settings": ".settings",
+    "stop_guard": ".connection",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"ringfence_guard.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

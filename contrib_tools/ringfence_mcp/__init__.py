@@ -1,7 +1,8 @@
 """The MCP server, and its registration with the agents that people have."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ringfence.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ringfence_mcp.mcp_client import ClientScope, McpClient, OffSwitch, OwnCommand, ServerCommand
@@ -9,16 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientScope", "ConfigEdit", "McpClient", "OffSwitch", "OwnCommand", "ServerCommand"]
 
-
 # Imported when asked for: the server answers its client first.
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "ringfence_tools.client_files" if name == "ConfigEdit" else "ringfence_mcp.mcp_client"
-    value = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+_MODULES = dict.fromkeys(__all__, ".mcp_client") | {"ConfigEdit": "ringfence_tools.client_files"}
 
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

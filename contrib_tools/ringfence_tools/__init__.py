@@ -1,7 +1,8 @@
 """Sections with tools for a model, and mounts for their workspaces."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ringfence.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ringfence_tools.delegation import Delegate, DelegatedTask, DelegationSection
@@ -47,29 +48,19 @@ __all__ = [
 ]
 
 # Imported when asked for: whoever wants a plan does not pay for fsspec.
-_MODULES = {
-    "AstevalSection": "python_eval",
-    "Delegate": "delegation",
-    "DelegatedTask": "delegation",
-    "DelegationSection": "delegation",
-    "HistoryToolsSection": "history",
-    "HostMount": "mounts",
-    "HostMountPreview": "mounts",
-    "PodmanSandboxSection": "shell",
-    "VfsToolsSection": "sections",
-    "WorkspaceFileSystem": "fsspec_view",
-    "agents_tools": "frameworks",
-    "pydantic_toolset": "frameworks",
+_MODULES = dict.fromkeys(__all__, ".planning") | {
+    "AstevalSection": ".python_eval",
+    "Delegate": ".delegation",
+    "DelegatedTask": ".delegation",
+    "DelegationSection": ".delegation",
+    "HistoryToolsSection": ".history",
+    "HostMount": ".mounts",
+    "HostMountPreview": ".mounts",
+    "PodmanSandboxSection": ".shell",
+    "VfsToolsSection": ".sections",
+    "WorkspaceFileSystem": ".fsspec_view",
+    "agents_tools": ".frameworks",
+    "pydantic_toolset": ".frameworks",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'planning')}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -1,7 +1,8 @@
 """A page that shows the calls of a workspace or a run: what each did, what was rolled back, and what came of it."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ringfence.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ringfence_view.app import serve_view, view_app
@@ -22,23 +23,13 @@ __all__ = [
 
 # Imported when asked for: an export needs no server.
 _MODULES = {
-    "BatchSource": "batch_source",
-    "CallSource": "sources",
-    "batch_app": "batch_server",
-    "export_page": "pages",
-    "is_batch": "batch_source",
-    "serve_view": "app",
-    "view_app": "app",
+    "BatchSource": ".batch_source",
+    "CallSource": ".sources",
+    "batch_app": ".batch_server",
+    "export_page": ".pages",
+    "is_batch": ".batch_source",
+    "serve_view": ".app",
+    "view_app": ".app",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"ringfence_view.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -3,8 +3,9 @@
 Other packages import these names alone, and nothing from the modules below.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ringfence.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ringfence.errors import SandboxUnavailableError
@@ -107,7 +108,7 @@ __all__ = [
 ]
 
 # Imported when asked for: a workspace needs no Podman.
-_MODULES = {
+_MODULES = dict.fromkeys(__all__, "ringfence_workspace") | {
     "Finding": "ringfence_sandbox.doctor",
     "Network": "ringfence_sandbox.container.isolation",
     "PodmanSandbox": "ringfence_sandbox.podman",
@@ -120,14 +121,4 @@ _MODULES = {
     "examine_sandbox": "ringfence_sandbox.doctor",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULES.get(name, "ringfence_workspace")), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

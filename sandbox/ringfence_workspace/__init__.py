@@ -3,8 +3,9 @@
 Other packages import these names alone, and nothing from the modules below.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ringfence.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ringfence_workspace.call_process import CallProcess
@@ -114,14 +115,4 @@ _MODULES = {
     "unfinished_calls": "ringfence_workspace.transaction.interrupted_calls",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -1,6 +1,5 @@
 """Adapters of model providers: the evaluation loop, the executor of tool calls, and a scripted model."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ringfence.adapters.loop import LoopAdapter, tool_schema
@@ -23,6 +22,7 @@ from ringfence.adapters.model import (
 from ringfence.adapters.retry import ThrottlePolicy
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.errors import ContextWindowExceededError, PromptEvaluationError, ThrottleDetails, ThrottleError
+from ringfence.lazy_names import lazy_names
 from ringfence.prompt.provider_adapter import ProviderAdapter
 from ringfence.runtime.tool_executor import ToolCallResult, ToolExecutor
 from ringfence.session.events import PromptResponse
@@ -67,20 +67,10 @@ __all__ = [
 
 # The module of each name is imported at the first use of the name. An SDK is imported when its adapter is made.
 _LATER = {
-    "AdapterOptions": "provider",
-    "AnthropicAdapter": "anthropic",
-    "ModelParams": "provider",
-    "OpenAIAdapter": "openai",
+    "AdapterOptions": ".provider",
+    "AnthropicAdapter": ".anthropic",
+    "ModelParams": ".provider",
+    "OpenAIAdapter": ".openai",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _LATER)

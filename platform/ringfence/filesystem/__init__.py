@@ -1,7 +1,8 @@
 """Filesystems: the protocol, the values that its methods return, and the filesystem in memory."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ringfence.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ringfence.filesystem.hidden import HiddenFiles, HidesFiles
@@ -61,14 +62,4 @@ _MODULES = {
     "WriteResult": "ringfence.filesystem.protocol",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -1,7 +1,8 @@
 """The runtime of a tool call: transactions, with the sessions, events, limits and receipts that they work on."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ringfence.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ringfence.errors import (
@@ -196,14 +197,4 @@ _MODULES = {
     "upsert_by": "ringfence.session.reducers",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)
