@@ -24,6 +24,7 @@ from ringfence.failures import describe_error
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.filesystem.paths import is_dotgit
 from ringfence.receipts import change_json
+from ringfence_cli.git_data import git_data_json, git_data_lines
 from ringfence_cli.options import (
     AS_JSON,
     THIS_DIRECTORY,
@@ -176,11 +177,12 @@ def show(
                 "changes": [change_json(change) for change in found.changes],
                 "left_out": _left_out(found.left_out),
                 "ignored": len(found.ignored),
+                "git": git_data_json(found.git),
                 **({"files": patch_stats(found.patch)} if stat else patch_json(found.patch)),
             }
         )
         return 0
-    lines = [*_lines_of_step(found, task, "rolled back" if aborted else "step"), ""]
+    lines = [*_lines_of_step(found, task, aborted=aborted, stat=stat), ""]
     lines += stat_lines(found.patch) if stat else ()
     put("".join(f"{printable(line)}\n" for line in lines).encode())
     if not stat:
@@ -188,8 +190,9 @@ def show(
     return 0
 
 
-def _lines_of_step(found: ShownStep, task: str | None, kind: str) -> Iterator[str]:
+def _lines_of_step(found: ShownStep, task: str | None, *, aborted: bool, stat: bool) -> Iterator[str]:
     """Say whose step it is, and what of it the patch does not have."""
+    kind = "rolled back" if aborted else "step"
     at = found.step.created_at.isoformat(timespec="seconds")
     yield one_line(f"{kind} {found.step.number}: {_describe_call(found.step)}, {at}", 200)
     if task is not None:
@@ -200,6 +203,7 @@ def _lines_of_step(found: ShownStep, task: str | None, kind: str) -> Iterator[st
         yield f"not in the patch: {line}"
     if git := [path for path in found.step.paths if _git_place(path) is not None and path not in found.left_out]:
         yield f"not in the patch: {plural(len(git), 'path')} of {GIT_DATA}"
+        yield from git_data_lines(found.git, aborted=aborted, stat=stat)
     if found.ignored:
         yield ignored_line(len(found.ignored))
 

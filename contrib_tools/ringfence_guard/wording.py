@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ringfence.escapes import escape_path
 
 if TYPE_CHECKING:
+    from ringfence.participants import Change
     from ringfence.receipts import Receipt
     from ringfence_guard.events import HookEvent
 
@@ -20,6 +21,7 @@ _CONTEXT = re.compile(r"\A(?:\s*<hook_context>.*?</hook_context>)+", re.DOTALL)
 _GIT_OBJECT = re.compile(r"(?:^|/)\.git/objects/(?:[0-9a-f]{2}/|pack/|info/)[^/]+$")
 _GIT_OBJECTS = re.compile(r"(?:^|/)\.git/objects(?:/(?:[0-9a-f]{2}|pack|info))?$")
 """The directories of git's objects."""
+_ROOT_OBJECTS = ".git/objects"
 _UNDO = re.compile(r"\s*undo!(?:\s+(\d{1,4}))?\s*")
 
 
@@ -58,8 +60,11 @@ def describe_denial(
         lines.append(f"These calls overlapped, cannot be told apart, and all went back: {'; '.join(together)}.")
     if others:
         lines.append(f"Some of it may be by a command that may still run: {'; '.join(others)}.")
-    back = [change.path for change in receipt.changes if change.path not in conflicts and change.path not in hidden]
+    stays = {*conflicts, *hidden, *(change.path for change in receipt.changes if _is_new_object(change))}
+    back = [change.path for change in receipt.changes if change.path not in stays]
     lines.append(f"Back to what they were: {list_paths(back)}. Read them again before you edit them.")
+    if any(map(_is_new_object, receipt.changes)):
+        lines.append(f"What came to {_ROOT_OBJECTS} stays there, and git's refs are what they were.")
     if conflicts:
         lines.append(f"These stay as they are, and are in conflict: {list_paths(conflicts)}.")
     if hidden:
@@ -104,6 +109,11 @@ def describe_undo(
         text += f" Not undone, since hidden files are in no history: {list_paths(unknown)}."
     made = ", ".join(map(str, steps))
     return f"{text} (step {made})" if made else text
+
+
+def _is_new_object(change: Change) -> bool:
+    """Whether it has come to git's objects in the root, where a rollback leaves it."""
+    return change.before is None and change.path.startswith(f"{_ROOT_OBJECTS}/")
 
 
 def list_paths(paths: Collection[str], limit: int = MAX_PATHS) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ringfence_workspace.commands import CommandResult, ShellEnvironment
     from ringfence_workspace.forks.fork_records import Fork
     from ringfence_workspace.forks.promotion import Promotion
+    from ringfence_workspace.history.git_data import GitDataChanges
     from ringfence_workspace.history.hidden_rule import describe_lost_rule, remembered_hidden
     from ringfence_workspace.history.history_views import Export, LogEntry, ShownStep
     from ringfence_workspace.history.ignored_files import Repository
@@ -39,6 +40,7 @@ __all__ = [
     "DetectionLimits",
     "Export",
     "Fork",
+    "GitDataChanges",
     "HistoryStore",
     "HostFilesystem",
     "KilledCall",
@@ -81,6 +83,7 @@ _MODULES = {
     "DetectionLimits": "ringfence_workspace.transaction.detection",
     "Export": "ringfence_workspace.history.history_views",
     "Fork": "ringfence_workspace.forks.fork_records",
+    "GitDataChanges": "ringfence_workspace.history.git_data",
     "HistoryStore": "ringfence_workspace.history_stores",
     "HostFilesystem": "ringfence_workspace.host",
     "KilledCall": "ringfence_workspace.transaction.interrupted_calls",

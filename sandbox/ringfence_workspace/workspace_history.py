@@ -127,7 +127,7 @@ class WorkspaceHistory:
 
     def _shown(self, record: CommitRecord, with_ignored: bool) -> ShownStep:
         ignored = None if with_ignored else IgnoredInHistory(self._store, self.root).of(record)
-        return shown_step(self._store, record, ignored)
+        return shown_step(self._store, record, self.root, ignored)
 
     def ignored_at(self, commit: str) -> IgnoredPaths:
         """The paths that git ignores by the ignore files that a commit has, and that git's index does not have now.

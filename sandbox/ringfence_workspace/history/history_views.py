@@ -18,6 +18,7 @@ from ringfence.filesystem.ignored import IgnoredPaths
 from ringfence.filesystem.paths import is_dotgit
 from ringfence.participants import Change, Step
 from ringfence_workspace.history.commits import REPLACED, CommitKind, CommitRecord
+from ringfence_workspace.history.git_data import GitDataChanges, git_data_changes
 from ringfence_workspace.history.step_lookup import parent_of
 from ringfence_workspace.history.store import Store
 
@@ -61,6 +62,8 @@ class ShownStep:
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
     ignored: Sequence[str] = ()
     """The changed paths that are left out since git ignores them."""
+    git: GitDataChanges = field(default_factory=GitDataChanges)
+    """What the patch cannot have of git's own data."""
 
 
 def log_entry(store: Store, record: CommitRecord, names: Sequence[str], *, apart: bool = False) -> LogEntry:
@@ -82,7 +85,9 @@ def log_entry(store: Store, record: CommitRecord, names: Sequence[str], *, apart
     )
 
 
-def shown_step(store: Store, record: CommitRecord, ignored: IgnoredPaths | None = None) -> ShownStep:
+def shown_step(
+    store: Store, record: CommitRecord, root: str | os.PathLike[str], ignored: IgnoredPaths | None = None
+) -> ShownStep:
     parent = parent_of(record)
     patch = unified(store, parent, record.commit, ignored=ignored).text
     changes, hidden = split_ignored(store.states.changes(parent, record.commit), ignored)
@@ -94,6 +99,7 @@ def shown_step(store: Store, record: CommitRecord, ignored: IgnoredPaths | None 
         patch,
         {path: made.reasons[path] for path in new},
         [change.path for change in hidden],
+        git_data_changes(store, root, parent, record.commit, changes),
     )
 
 
