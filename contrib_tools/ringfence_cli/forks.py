@@ -160,7 +160,10 @@ def say_promotion(done: Promotion, directory: Path, *, dry_run: bool = False) ->
     errors, here = ErrorStream(), shlex.quote(str(directory))
     counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(done.outcomes.values()).items())
     stays = dry_run or (done.step is None and bool(done.conflicts))
-    errors.say((f"nothing was changed; it would be {counts}" if stays else counts) or "the fork has no changes")
+    if not counts:
+        errors.say("the fork has nothing to promote")
+    else:
+        errors.say(f"nothing was changed; it would be {counts}" if stays else counts)
     for note in done.notes:
         errors.say(escape_path(note))
     if done.git_ref and not stays:

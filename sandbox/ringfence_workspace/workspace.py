@@ -348,6 +348,7 @@ class Workspace(WorkspaceForks):
             ignored = frozenset[str]() if with_ignored else self._ignored(undone[-1].commit, plan)
             parents = [record.parent for record in undone if record.parent is not None]
             notes = () if dry_run else self._write(history, plan, parents)
+            history.reverses = "" if dry_run else " ".join(str(record.number) for record in undone)
         made = None if dry_run else self._made(transaction, history)
         return Reversal(plan.outcomes, plan.reasons, made, notes, ignored)
 
@@ -367,6 +368,7 @@ class Workspace(WorkspaceForks):
             plan = self._planner(history).restore(record)
             ignored = frozenset[str]() if with_ignored else self._ignored(self._tip(), plan)
             notes = () if dry_run else self._write(history, plan, [record.commit], whole=record.commit)
+            history.reverses = "" if dry_run else f">{self._newest_step(record)}"
         made = None if dry_run else self._made(transaction, history)
         return Reversal(plan.outcomes, plan.reasons, made, notes, ignored)
 
@@ -693,14 +695,15 @@ class Workspace(WorkspaceForks):
     ) -> Promotion:
         """Make the net changes of a fork of this workspace here, as one step, which can be undone.
 
-        What has not changed here since the fork becomes as in the fork: bytes, kind, permissions, times, links and
-        empty directories. Text that both changed is merged, if it merges cleanly. The rest is a conflict. With
+        A path that was promoted before is compared with what was promoted, unless an undo or a restore here has
+        reversed that. What has not changed here since becomes as in the fork: bytes, kind, permissions, times, links
+        and empty directories. Text that both changed is merged, if it merges cleanly. The rest is a conflict. With
         ``on_conflict="abort"`` nothing is changed then, and the result says what is in conflict; with "keep" it stays
         as it is here. What git ignores is no conflict: it stays. With ``dry_run`` nothing is changed.
 
         Git's own data is not promoted as files, but the commits that were made in the fork come along. They are named
         by `refs/ringfence/candidates/NAME`; or, ``with_git``, by the fork's branch, if it stands here where it stood at
-        the fork. Index and configuration stay. Hidden files are never promoted.
+        the fork or where a promotion has moved it. Index and configuration stay. Hidden files are never promoted.
 
         ``fork`` is one of this workspace: opened, or its name or record, of one that nobody has open.
 

@@ -121,6 +121,7 @@ class WorkspaceForks(WorkspaceHistory):
     def _promote(self, own: WorkspaceForks, on_conflict: OnConflict, *, dry_run: bool, with_git: bool) -> Promotion:
         """Promote an opened fork, whose newest commit has its tree as it is."""
         from ringfence_workspace.forks.promotion import (
+            PROMOTED,
             ForkChanges,
             Promotion,
             keep_ignored,
@@ -143,7 +144,9 @@ class WorkspaceForks(WorkspaceHistory):
             git, notes = self._git_changes(fork, with_git=with_git)
             is_planned = dry_run or (on_conflict == "abort" and "conflict" in plan.outcomes.values())
             if not is_planned:
+                own._store.keep(f"{PROMOTED}/{found.tip}", found.tip)  # the next promotion compares with it
                 notes += self._apply(history, plan, found, git)
+                history.promotes = f"{fork.name} {found.tip}"
             outcomes = outcomes_of(plan, found.changes)
         step = None if is_planned else self._made(transaction, history)
         return Promotion(fork, outcomes, reasons_of(plan), step, notes, "" if git is None else git.ref)

@@ -87,7 +87,9 @@ class Held:
     def __init__(self, workspace: Workspace, source: Held | None = None) -> None:
         self.workspace, self.source = workspace, source
         self.root = Path(workspace.root)
-        self.began = self.tree = see(self.root)
+        self.tree = see(self.root)
+        self.base = dict(self.tree)
+        """Of a fork, what its next promotion compares with."""
         record = workspace.fork_record
         self.name = "" if record is None else record.name
 
@@ -178,14 +180,18 @@ class ForksAreTrees(RuleBasedStateMachine):
             source.workspace.undo()
             assert see(source.root) == before
             self.check_others(source)
+        elif done.step is not None:
+            for path in done.step.paths:
+                fork.base.pop(path, None)
+                fork.base.update({path: there[path]} if path in there else {})
 
     def check_promotion(
         self, done: Promotion, fork: Held, source: Held, there: Tree, before: Tree, after: Tree
     ) -> None:
         outcomes = done.outcomes
-        for path in {*there, *before, *after, *fork.began}:
+        for path in {*there, *before, *after, *fork.base}:
             here, now = before.get(path), after.get(path)
-            began = self.moved(fork.began.get(path), fork.root, source.root)
+            began = self.moved(fork.base.get(path), fork.root, source.root)
             wanted = self.moved(there.get(path), fork.root, source.root)
             outcome = outcomes.get(path)
             if same(wanted, began):

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dulwich.errors import NotGitRepository
+from dulwich.graph import can_fast_forward
 from dulwich.objects import S_ISGITLINK, Commit, ObjectID, ShaFile, Tree
 from dulwich.refs import Ref, check_ref_format
 from dulwich.repo import Repo
@@ -58,7 +59,7 @@ def git_changes(fork: Fork, *, with_git: bool) -> GitChanges | None:
         return None
     try:
         with Repo(fork.root) as there, Repo(fork.source) as here:
-            moves = with_git and branch and _stands(here, branch, fork)
+            moves = with_git and branch and _stands(there, here, branch, fork)
             ref = branch if moves else f"{CANDIDATES}{fork.name}"
             missing = _missing(there, here, ObjectID(commit.encode()))
             files = {f"{GIT}/{ref}": commit.encode() + b"\n"}
@@ -69,16 +70,22 @@ def git_changes(fork: Fork, *, with_git: bool) -> GitChanges | None:
     return GitChanges(ref, commit, files)
 
 
-def _stands(here: Repo, branch: str, fork: Fork) -> bool:
-    """Whether a branch of the source is where it was at the fork: nowhere, if it is new in the fork. The name comes
-    from the fork, and becomes a path."""
-    if not branch.startswith("refs/heads/") or not check_ref_format(Ref(branch.encode("utf-8", "surrogateescape"))):
+def _stands(there: Repo, here: Repo, branch: str, fork: Fork) -> bool:
+    """Whether a branch of the source is where it was at the fork (nowhere, if it is new in the fork), or between there
+    and the fork, as after an earlier promotion. The name comes from the fork, and becomes a path."""
+    ref = Ref(branch.encode("utf-8", "surrogateescape"))
+    if not branch.startswith("refs/heads/") or not check_ref_format(ref):
         return False
+    began = ObjectID(fork.git_commit.encode()) if branch == fork.git_branch else None
     try:
-        now = here.refs[Ref(branch.encode("utf-8", "surrogateescape"))].decode()
+        now = here.refs[ref]
     except KeyError:
-        now = ""
-    return now == (fork.git_commit if branch == fork.git_branch else "")
+        return not began
+    if now == began:
+        return True
+    if now not in there.object_store:
+        return False
+    return can_fast_forward(there, now, there.refs[ref]) and (not began or can_fast_forward(there, began, now))
 
 
 def _missing(there: Repo, here: Repo, commit: ObjectID) -> Set[ObjectID]:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 from ringfence.participants import Step
 from ringfence_workspace.forks.fork_records import Fork
+from ringfence_workspace.history.commits import CommitInfo, CommitRecord
 from ringfence_workspace.history.entries import Difference, Entry, blob_id
 from ringfence_workspace.history.store import Store
 from ringfence_workspace.history.undo_plan import AS_BEFORE, Planner, ReversalPlan, git_place
@@ -16,6 +17,8 @@ from ringfence_workspace.history.undo_plan import AS_BEFORE, Planner, ReversalPl
 PromotionOutcome: TypeAlias = Literal["applied", "merged", "kept", "conflict"]
 OnConflict: TypeAlias = Literal["abort", "keep"]
 
+PROMOTED = "promoted"
+"""Before the names that a fork's store keeps those of its commits by that were promoted."""
 _AS_IN_FORK = "it is as in the fork already"
 _HIDDEN = "hidden files are never promoted"
 _GIT = "git's own data is not promoted as files"
@@ -52,8 +55,41 @@ class Promotion:
         return not {"applied", "merged"}.isdisjoint(self.outcomes.values())
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierPromotion:
+    """A promotion of a fork that its source's history has."""
+
+    commit: str
+    """Of the fork's history: what was promoted."""
+    step: CommitRecord
+    paths: Set[str]
+    """The paths that it changed in the source, but for those where an undo or a restore has reversed it."""
+
+
+def earlier_promotions(fork: Fork, own: Store, source: Store) -> Sequence[EarlierPromotion]:
+    """The promotions of a fork, newest first, as far as `gc` has not dropped them."""
+    found: list[EarlierPromotion] = []
+    reversals: list[tuple[CommitInfo, Set[str]]] = []
+    for record in source.commits():
+        if record.commit == fork.commit:
+            break
+        info, number = record.message.info, record.number
+        name, _, commit = info.promotes.partition(" ")
+        if number is None or not (info.reverses or name == fork.name):
+            continue
+        reversed_since = {path for one, paths in reversals if one.is_reversal_of(number) for path in paths}
+        paths = {*source.step_of(record).paths} - reversed_since
+        if info.reverses:
+            reversals.append((info, paths))
+        elif own.has(commit):
+            found.append(EarlierPromotion(commit, record, paths))
+    return found
+
+
 class ForkChanges:
-    """The net changes of a fork, as they would be in its source: what the copy alone made different is as there."""
+    """The net changes of a fork, as they would be in its source: what the copy alone made different is as there.
+
+    A path that was promoted is compared with what was promoted, any other one with what the fork began with."""
 
     def __init__(self, fork: Fork, own: Store, source: Store, hides: Callable[[str], bool]) -> None:
         """``own`` is the store of the fork, whose newest commit has its tree as it is, and ``source`` that of its
@@ -69,11 +105,16 @@ class ForkChanges:
         """Those that nobody can promote, since a history does not know them, and why."""
         self.changes: list[Difference] = []
         self._contents: dict[str, bytes] = {}
-        for difference in own.states.differences(fork.base, self.tip):
-            self._add(difference)
+        self.promotions = earlier_promotions(fork, own, source)
+        found = {difference.path: difference for difference in own.states.differences(fork.base, self.tip)}
+        for commit in {one.commit for one in self.promotions}:
+            for path, _, after in own.states.differences(commit, self.tip):
+                found.setdefault(path, Difference(path, own.states.entry(fork.base, path), after))
+        for path in sorted(found):
+            self._add(found[path])
 
     def _add(self, difference: Difference) -> None:
-        path, before, after = difference
+        path, began, after = difference
         place = git_place(path)
         if place is not None or self._hides(path):
             if difference.changes_content:
@@ -89,9 +130,19 @@ class ForkChanges:
                 reasons[path] = f"what {side} is not in the history ({reason})"
             return
         was = source.entry(self._fork.commit, path)
-        self.changes.append(Difference(path, was, self._as_in_source(before, after, was)))
+        wanted = self._as_in_source(began, after, was)
+        promotion = next((one for one in self.promotions if path in one.paths), None)
+        promoted = began if promotion is None else own.entry(promotion.commit, path)
+        if promoted == after:
+            return
+        if promotion is not None:
+            was = self._as_in_source(began, promoted, was)
+            here = source.entry(promotion.step.commit, path)
+            was = here if here is not None and here.same_content(was) else was  # else it was merged
+        self.changes.append(Difference(path, was, wanted))
 
     def _as_in_source(self, before: Entry | None, after: Entry | None, was: Entry | None) -> Entry | None:
+        """``after`` as it would be in the source, which has ``was`` where the fork began with ``before``."""
         if after is None:
             return None
         if before is not None and was is not None:
@@ -135,8 +186,11 @@ def plan_promotion(found: ForkChanges, planner: Planner, source: Store, fork: Fo
         if after is None or after.oid is None or now is None or not after.kind == now.kind == "file":
             continue
         if not now.same_content(was) and not now.same_content(after):
-            contents[after.oid] = found.content(after.oid)
-    plan = planner.apply(found.changes, source.commit(fork.commit), contents)
+            oids = [after.oid] if was is None or was.oid is None else [after.oid, was.oid]
+            missing = [oid for oid in oids if not source.objects.has(bytes.fromhex(oid))]
+            contents.update((oid, found.content(oid)) for oid in missing)
+    since = [*(one.step for one in found.promotions), source.commit(fork.commit)]
+    plan = planner.apply(found.changes, since, contents)
     for oid in contents:  # what is left was merged
         plan.contents.pop(oid, None)
     for path, reason in found.kept.items():

@@ -42,6 +42,17 @@ class CommitInfo:
     """Tells an aborted call from others of the same id."""
     opaque: bool = False
     """Whether programs could change files in the call."""
+    reverses: str = ""
+    """The numbers of the steps that an undo reversed, with spaces between; of a restore ">" and the number of the step
+    that it went back to."""
+    promotes: str = ""
+    """Of a promotion, the name of the fork and the commit of its own history that was promoted."""
+
+    def is_reversal_of(self, number: int) -> bool:
+        """Whether a step with a lower number than its own is one that it reversed."""
+        if self.reverses.startswith(">"):
+            return number > int(self.reverses[1:])
+        return str(number) in self.reverses.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +129,8 @@ def format_message(
         "Client": info.client,
         "Begun": info.begun,
         "Opaque": "yes" if info.opaque else "",
+        "Reverses": info.reverses,
+        "Promotes": info.promotes,
         "Created-At": info.created_at.astimezone(UTC).isoformat(),
         "Title": info.title,
         "Earlier-Step": links.earlier_step,
@@ -179,6 +192,8 @@ def parse_message(message: bytes) -> ParsedMessage:
             get("Client", ""),
             get("Begun", ""),
             get("Opaque") == "yes",
+            get("Reverses", ""),
+            get("Promotes", ""),
         )
         count = int(trailers["Paths"])
         listed = [_read(line[2:]) for line in blocks[0].split("\n")] if len(blocks) > 1 and count <= MOST_PATHS else []

@@ -165,13 +165,16 @@ class Planner:
         plan.finish(self._names)
         return plan
 
-    def apply(self, changes: Sequence[Difference], since: CommitRecord, contents: Mapping[str, bytes]) -> ReversalPlan:
-        """To make changes that were made elsewhere, from what ``since`` has. It is the undo of their reversal.
+    def apply(
+        self, changes: Sequence[Difference], since: Sequence[CommitRecord], contents: Mapping[str, bytes]
+    ) -> ReversalPlan:
+        """To make changes that were made elsewhere, from what ``since`` has, newest first. It is the undo of their
+        reversal.
 
         ``contents`` has bytes by object id besides the store's: of what may have to be merged."""
         plan = ReversalPlan(contents=dict(contents))
         reversed_changes = [Difference(path, after, before) for path, before, after in changes]
-        _Undo(plan, self._states, self._tip, self._changed_by([since])).run([reversed_changes], set(), set())
+        _Undo(plan, self._states, self._tip, self._changed_by(since)).run([reversed_changes], set(), set())
         plan.finish(self._names)
         return plan
 

@@ -71,6 +71,9 @@ class StepHistory:
         self.rewritten: set[str] = set()
         """What an undo or a restore has written in the open call: times and names of one file alone are no change that
         the filesystem tells of, and its step is to have them."""
+        self.reverses = ""
+        self.promotes = ""
+        """What the step of the open call reverses or promotes, as `CommitInfo` has it."""
         self.replaced = False
         """Whether what the next look finds to differ is that of another directory in the place of the one before."""
         self.hidden: HiddenTree | None = None
@@ -104,6 +107,8 @@ class StepHistory:
             receipt.title,
             client=receipt.client,
             opaque=isinstance(changed, ScannedFiles),
+            reverses=self.reverses,
+            promotes=self.promotes,
         )
         steps: list[PreparedStep] = []
         if isinstance(changed, ScannedFiles):
@@ -155,6 +160,7 @@ class StepHistory:
         """The open call has ended; the log has its commit record, where it made a step. Must not fail."""
         prepared, self._prepared = self._prepared, ()
         self.rewritten.clear()
+        self.reverses = self.promotes = ""
         if step is not None:
             for commit in prepared:
                 self.store.published(commit)
