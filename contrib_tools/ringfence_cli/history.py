@@ -36,7 +36,6 @@ from ringfence_cli.options import (
     nearest_workspace,
     workspace_of,
 )
-from ringfence_cli.task_log import forget_tasks, recorded_runs, recorded_tasks
 from ringfence_sandbox import (
     NothingToUndoError,
     ShownStep,
@@ -61,6 +60,7 @@ from ringfence_tools.runs.command_errors import NotStartedError
 from ringfence_tools.runs.outputs import ErrorStream, OutputFile, open_output, put, put_diff, recording
 from ringfence_tools.runs.recovered_call import describe_recovery
 from ringfence_tools.runs.signals import Signals
+from ringfence_tools.runs.task_log import forget_tasks, recorded_runs, recorded_tasks
 
 if TYPE_CHECKING:
     from ringfence.participants import Step

@@ -22,7 +22,6 @@ from ringfence.session.visibility import VisibilityOverrides
 from ringfence.tagged import decode, encode, types_within
 from ringfence_cli.history import opened
 from ringfence_cli.options import Invocation
-from ringfence_cli.task_log import record_task
 from ringfence_sandbox import ShellEnvironment, store_directory
 from ringfence_tools.planning import Plan
 from ringfence_tools.printable import one_line
@@ -33,6 +32,7 @@ from ringfence_tools.runs.person_notes import PersonNotes, describe_notes
 from ringfence_tools.runs.run_limits import RunLimits
 from ringfence_tools.runs.run_workspace import DiskWorkspace
 from ringfence_tools.runs.signals import Signals
+from ringfence_tools.runs.task_log import record_task, record_usage
 
 RECORD_NAME = "run.jsonl"
 KEPT_NAME = "run-before.jsonl"
@@ -95,6 +95,7 @@ class RunRecord:
         self._workspace = workspace
         self._before = before
         self._file: OutputFile | None = None
+        self._session_id = ""
         self._unwritten = b""
         """Lines that the full disk had no space for. They are written before the next line."""
 
@@ -139,6 +140,7 @@ class RunRecord:
         }
         self._file = OutputFile(self.path, append=True)
         self._file.write(_line(record))
+        self._session_id = str(session.session_id)
         record_task(workspace.directory, str(session.session_id), self.task, self.earlier_sessions)
         state = StateWriter(session)
 
@@ -183,6 +185,12 @@ class RunRecord:
     def remaining(self) -> RunLimits:
         """Return the limits that are left to the next part."""
         return _remaining(self.limits, RunStats.of_json(self._spent_before), self.stats)
+
+    def record_usage(self) -> None:
+        """Record what the run has used: who looks at the history sees it, also when this record is gone."""
+        if self._session_id:
+            with suppress(OSError):
+                record_usage(self._workspace.directory, self._session_id, self.stats.turns, self.stats.usage)
 
     def interrupt(self) -> None:
         """Record the end of a run that can be resumed."""

@@ -28,7 +28,6 @@ from ringfence_cli.options import Invocation, hidden_of, place_of
 from ringfence_cli.page_process import check_view, page_of_run
 from ringfence_cli.resume import Interrupted, RunRecord, is_interrupted, run_to_resume
 from ringfence_cli.run_questions import RunQuestions
-from ringfence_cli.task_log import record_task
 from ringfence_cli.terminal import Terminal, has_person
 from ringfence_tools.printable import (
     how_to_apply,
@@ -73,6 +72,7 @@ from ringfence_tools.runs.run_spec import RunSpec
 from ringfence_tools.runs.run_workspace import DiskWorkspace, RunWorkspace, protect_path
 from ringfence_tools.runs.signals import Signals
 from ringfence_tools.runs.span_export import telemetry_of
+from ringfence_tools.runs.task_log import record_task
 from ringfence_tools.runs.unused_patterns import unused_patterns
 
 if TYPE_CHECKING:
@@ -379,8 +379,10 @@ def run_watched(
         outcome = run_agent(
             task, watchers=watchers, stats=stats, gate=signals, prepare=prepare, earlier_sessions=earlier
         )
-    if record is not None and outcome.outcome != "done":
-        record.interrupt()
+    if record is not None:
+        record.record_usage()
+        if outcome.outcome != "done":
+            record.interrupt()
     return outcome
 
 

@@ -53,6 +53,7 @@ def call_routes(
     ]
     answers: dict[str, Answer] = {
         "/page": parts.page,
+        "/spending": parts.spending,
         "/rows": parts.rows,
         "/row/{key}": parts.row,
         "/entry/{key}": parts.entry,
@@ -117,6 +118,9 @@ class _Parts:
         self._source.refresh()
         can_act, can_answer = self._actions is not None, self._questions is not None
         return HTMLResponse(pages.main_part(self._source, self._source.page(), can_act=can_act, can_answer=can_answer))
+
+    def spending(self, request: Request) -> Response:
+        return HTMLResponse(pages.spending_part(self._source))
 
     def rows(self, request: Request) -> Response:
         given = request.query_params

@@ -1,4 +1,5 @@
-"""The receipts of a file, as they are added: each call in short, and its whole line when it is asked for."""
+"""The receipts of a file, as they are added: of each call what a timeline is ordered by, and the rest when it is
+shown."""
 
 from __future__ import annotations
 
@@ -11,42 +12,59 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic_core import from_json
+
+from ringfence import serde
+from ringfence.limits import TokenUsage
 from ringfence_tools.printable import one_line, params_summary
+from ringfence_view.spending import Spending
 
 MAX_SUMMARY_CHARACTERS = 200
 MAX_PATHS = 20
 """The most paths of a call that are kept in short."""
-_SAID = ("params", "message", "policies", "approved_by")
-"""What a receipt has that a model, a command or a person wrote."""
 ROLLED_BACK = ("failed", "interrupted", "rolled_back", "doubtful")
 """Outcomes of calls whose changes were taken back."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """A receipt in short. ``place`` is where its line begins in the file, and its length in bytes."""
+    """Where the receipt of a call is in the file, and what it is found by.
+
+    ``place`` is where its line begins, and its length in bytes.
+    """
 
     receipt_id: str
     call_id: str
-    tool: str
     outcome: str
-    reason: str
-    """Why it was denied or rolled back; empty for a call that was kept."""
     began_at: datetime
     seconds: float
-    session_id: str
-    client: str
     commit: str
-    summary: str
-    paths: tuple[str, ...]
-    more_paths: int
-    approved_by: str
+    has_changes: bool
+    is_approved: bool
+    begins_turn: bool
+    """Whether it is the first call that its turn of the model asked for."""
     place: tuple[int, int]
 
     @property
     def shown_outcome(self) -> str:
         """The outcome for a person: "ok" for a call that changed no file."""
-        return "ok" if self.outcome == "committed" and not self.paths else self.outcome
+        return "ok" if self.outcome == "committed" and not self.has_changes else self.outcome
+
+
+@dataclass(frozen=True, slots=True)
+class CallWords:
+    """What a row of a timeline says of a call, masked."""
+
+    tool: str
+    reason: str
+    """Why it was denied or rolled back; empty for a call that was kept."""
+    client: str
+    summary: str
+    paths: tuple[str, ...]
+    more_paths: int
+    approved_by: str
+    usage: TokenUsage | None
+    """The tokens of the turn that asked for the call."""
 
 
 class CallRecords:
@@ -56,18 +74,25 @@ class CallRecords:
         """``mask`` is asked before anything is cut: half of a secret is not known any more."""
         self.path = path
         self._mask = mask
+        self._inode = 0
+        self._begin()
+
+    def _begin(self) -> None:
         self.unreadable = 0
         """How many lines are no receipts."""
+        self.spending = Spending()
+        """The turns that asked for the calls. Each counts once."""
         self._found: dict[str, CallRecord] = {}
+        self._turns: dict[tuple[str, int], str] = {}
+        """The first receipt of each turn."""
         self._read_to = 0
-        self._inode = 0
 
     def refresh(self) -> None:
         """Read what was added. Raises OSError."""
         with open(self.path, "rb") as file:
             now = os.fstat(file.fileno())
             if now.st_size < self._read_to or now.st_ino != self._inode:
-                self._found, self._read_to, self.unreadable = {}, 0, 0
+                self._begin()
                 self._inode = now.st_ino
             file.seek(self._read_to)
             for line in file:
@@ -80,55 +105,93 @@ class CallRecords:
         return sorted(self._found.values(), key=lambda record: (record.began_at, record.place), reverse=True)
 
     def whole(self, record: CallRecord) -> Mapping[str, Any]:
-        """The receipt with all its fields. Raises OSError, and ValueError if the file has changed."""
-        found = json.loads(self._line(record))
-        if not isinstance(found, dict):
-            raise ValueError(f"{self.path} has changed: open it anew")
-        return cast("dict[str, Any]", found)
-
-    def text(self, record: CallRecord) -> str:
-        """The line of a receipt, for a search."""
-        with suppress(OSError):
-            return self._line(record).decode(errors="replace")
-        return ""
-
-    def _line(self, record: CallRecord) -> bytes:
+        """The receipt with all its fields, masked. Raises OSError, and ValueError if the file has changed."""
         with open(self.path, "rb") as file:
             file.seek(record.place[0])
-            return file.read(record.place[1])
+            found: object = json.loads(file.read(record.place[1]))
+        if not isinstance(found, dict):
+            raise ValueError(f"{self.path} has changed: open it anew")
+        return cast("dict[str, Any]", self._mask(found))
+
+    def words(self, record: CallRecord) -> CallWords:
+        """Raises OSError, and ValueError if the file has changed."""
+        try:
+            return _words(self.whole(record))
+        except (TypeError, LookupError, AttributeError):
+            raise ValueError(f"{self.path} has changed: open it anew") from None
+
+    def text(self, record: CallRecord) -> str:
+        """What the receipt says, masked, for a search."""
+        try:
+            return json.dumps(self.whole(record), ensure_ascii=False)
+        except (OSError, ValueError, RecursionError):
+            return ""
 
     def _add(self, line: bytes) -> None:
         try:
-            values: Any = json.loads(line)
-            said = self._mask({name: values[name] for name in _SAID if name in values})
-            record = _record({**cast("dict[str, Any]", values), **said}, (self._read_to, len(line)))
+            values = _parsed(line)
+            record = self._record(values, (self._read_to, len(line)))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             self.unreadable += 1
         else:
             self._found[record.receipt_id] = record  # the last one of an id counts
 
+    def _record(self, values: Mapping[str, Any], place: tuple[int, int]) -> CallRecord:
+        """Raises ValueError, TypeError, LookupError or AttributeError for what is no receipt."""
+        receipt_id = str(values["receipt_id"])
+        known = [str(values["tool"]), *(change["path"] for change in values.get("changes") or ())]
+        return CallRecord(
+            receipt_id,
+            str(values["call_id"]),
+            one_line(str(values["outcome"]), 40),
+            _moment(values["started_at"]),
+            float(values.get("duration_seconds") or 0.0),
+            str(values.get("commit") or ""),
+            len(known) > 1,
+            bool(_approval(values)),
+            self._begins_turn(receipt_id, values),
+            place,
+        )
 
-def _record(values: Mapping[str, Any], place: tuple[int, int]) -> CallRecord:
+    def _begins_turn(self, receipt_id: str, values: Mapping[str, Any]) -> bool:
+        turn = values.get("turn")
+        if not turn:
+            return False
+        key = str(values.get("session_id")), int(turn["number"])
+        if key not in self._turns:
+            self._turns[key] = receipt_id
+            self.spending = self.spending.with_turn(usage_of(turn))
+        return self._turns[key] == receipt_id
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        return from_json(line, allow_inf_nan=True)
+    except ValueError:  # it is strict: half of a surrogate pair is none, and a model may have written one
+        return json.loads(line)
+
+
+def _words(values: Mapping[str, Any]) -> CallWords:
     """Raises ValueError, TypeError, LookupError or AttributeError for what is no receipt."""
     paths = [str(change["path"]) for change in values.get("changes") or ()]
-    outcome = str(values["outcome"])
-    return CallRecord(
-        str(values["receipt_id"]),
-        str(values["call_id"]),
+    turn = values.get("turn")
+    return CallWords(
         one_line(str(values["tool"]), 80),
-        one_line(outcome, 40),
-        "" if outcome == "committed" else one_line(_reason(values), 400),
-        _moment(values["started_at"]),
-        float(values.get("duration_seconds") or 0.0),
-        str(values.get("session_id") or ""),
+        "" if values["outcome"] == "committed" else one_line(_reason(values), 400),
         one_line(str(values.get("client") or ""), 80),
-        str(values.get("commit") or ""),
         params_summary(values.get("params") if isinstance(values.get("params"), dict) else {}, MAX_SUMMARY_CHARACTERS),
-        tuple(paths[:MAX_PATHS]),
+        tuple(one_line(path, 200) for path in paths[:MAX_PATHS]),
         max(len(paths) - MAX_PATHS, 0),
         one_line(_approval(values), 80),
-        place,
+        usage_of(turn) if turn else None,
     )
+
+
+def usage_of(turn: Mapping[str, Any]) -> TokenUsage:
+    """The tokens of a turn, as a receipt has them."""
+    with suppress(ValueError, TypeError, AttributeError):  # another program may have written it
+        return serde.parse(TokenUsage, {name: value for name, value in turn.items() if name != "number"})
+    return TokenUsage()
 
 
 def _moment(text: object) -> datetime:

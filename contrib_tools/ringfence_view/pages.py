@@ -98,6 +98,10 @@ def main_part(source: CallSource, first: TimelinePage, *, can_act: bool, can_ans
     return str(_template().main(source, rows_part(first, "", ""), True, can_act, can_answer))
 
 
+def spending_part(source: CallSource) -> str:
+    return str(_template().spending(source.spending))
+
+
 def question_part(question: Question | None) -> str:
     return "" if question is None else str(_template().question(question))
 
@@ -138,7 +142,7 @@ def changes_part(difference: StepDifference, *, exported: bool = False) -> Marku
 
 
 def forks_part(source: CallSource, *, can_act: bool, exported: bool = False) -> Markup:
-    return _template().forks(source.forks, can_act, not exported)
+    return _template().forks(source.forks, source.spent_by, can_act, not exported)
 
 
 def notes_part(notes: Sequence[tuple[int, str]]) -> str:

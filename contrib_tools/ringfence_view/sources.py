@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
 from typing import Any, cast
@@ -15,13 +15,15 @@ from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.participants import Change
 from ringfence.receipts import change_json
 from ringfence.secrets import Secrets
-from ringfence_sandbox import Fork, LogEntry, StepName, Workspace, remembered_hidden
+from ringfence_sandbox import Fork, LogEntry, StepName, Workspace, remembered_hidden, store_directory
 from ringfence_tools.printable import one_line, plural, printable
 from ringfence_tools.runs.attention import Attention, attention
+from ringfence_tools.runs.task_log import recorded_size, recorded_usage
 from ringfence_view.blame import BlamedLine, blame
-from ringfence_view.call_records import CallRecords, policies_of
+from ringfence_view.call_records import CallRecords, policies_of, usage_of
 from ringfence_view.diffs import DiffFile, diff_files
-from ringfence_view.timeline import Timeline, TimelineEntry, merged_entries
+from ringfence_view.spending import describe_turn, describe_usage, spending_of
+from ringfence_view.timeline import Timeline, TimelineEntry, merged_entries, with_words
 
 PAGE = 200
 """The entries of one page of a timeline."""
@@ -117,6 +119,20 @@ class CallSource:
         return found
 
     @property
+    def spending(self) -> Sequence[str]:
+        """What models have used, a line each. Raises OSError."""
+        found = list[str]()
+        if self.records is not None and self.records.spending.turns:
+            found.append(f"The calls of the receipts were asked for in {self.records.spending.describe()}.")
+        if self.directory is not None and (runs := recorded_usage(store_directory(self.directory))):
+            found.append(f"{plural(len(runs), 'run')} here: {spending_of(runs.values()).describe()}.")
+        return found
+
+    def spent_by(self, fork: Fork) -> str:
+        """What the runs in a fork have used. Raises OSError."""
+        return describe_usage(spending_of(recorded_usage(Path(fork.store)).values()).usage)
+
+    @property
     def has_history(self) -> bool:
         return self.directory is not None
 
@@ -146,18 +162,20 @@ class CallSource:
                     aborted = workspace.aborted()
                     forks = workspace.forks()
                     tip = workspace.newest, aborted[0].number if aborted else 0, *map(_shown_state, forks)
-            size = 0
+            size, used = 0, 0
+            if self.directory is not None:
+                used = recorded_size(store_directory(self.directory))
             if self.records is not None:
                 self.records.refresh()
                 size = self.records.path.stat().st_size
-            if (tip, size) == self._version:
+            if (tip, size, used) == self._version:
                 return False
-            self._version = tip, size
+            self._version = tip, size, used
             self.forks = forks
             self._patches.clear()
             history = self._history() if self.directory is not None else iter(())
             records = self.records.newest_first() if self.records is not None else ()
-            self._timeline = Timeline(merged_entries(history, aborted, records, self._secrets.mask))
+            self._timeline = Timeline(merged_entries(history, aborted, records))
             return True
 
     @property
@@ -183,7 +201,7 @@ class CallSource:
             searched = 0
             for searched, entry in enumerate(self._timeline.after(after), 1):
                 if entry.matches(outcome) and self._has(entry, sought):
-                    found.append(entry)
+                    found.append(self._with_words(entry))
                 if len(found) == size or searched == MAX_SEARCHED:
                     return TimelinePage(found, entry.key, searched)
             return TimelinePage(found, None, searched)
@@ -194,22 +212,31 @@ class CallSource:
         text = entry.text.casefold()
         left = [word for word in words if word not in text]
         if left and entry.record is not None and self.records is not None:
-            whole = self._secrets.mask(self.records.text(entry.record)).casefold()
+            whole = self.records.text(entry.record).casefold()
             left = [word for word in left if word not in whole]
         return not left
 
     def entry(self, key: str) -> TimelineEntry:
         """Raises LookupError if there is none."""
         with self._lock:
-            return self._timeline.find(key)
+            return self._with_words(self._timeline.find(key))
+
+    def _with_words(self, entry: TimelineEntry) -> TimelineEntry:
+        """Return an entry with what its receipt says."""
+        if entry.record is None or self.records is None:
+            return entry
+        try:
+            return with_words(entry, entry.record, self.records.words(entry.record))
+        except (OSError, ValueError):
+            return entry if entry.title else replace(entry, title="unknown", reason="its receipt cannot be read now")
 
     def detail(self, key: str) -> EntryDetail:
         """Raises LookupError, OSError, ValueError."""
         with self._lock:
-            entry = self._timeline.find(key)
+            entry = self.entry(key)
             whole: Mapping[str, Any] = {}
             if entry.record is not None and self.records is not None:
-                whole = self._secrets.mask(self.records.whole(entry.record))
+                whole = self.records.whole(entry.record)
             files, changes, notes = self._shown(entry)
         return EntryDetail(
             entry,
@@ -362,6 +389,9 @@ def _facts(entry: TimelineEntry, whole: Mapping[str, Any]) -> Iterator[tuple[str
     for name, title in names.items():
         if (value := whole.get(name)) not in (None, "", [], {}):
             yield title, one_line(value if isinstance(value, str) else json.dumps(value), 200)
+    if isinstance(turn := whole.get("turn"), dict):
+        found = cast("dict[str, Any]", turn)
+        yield "Turn", describe_turn(found.get("number"), usage_of(found))
     if entry.commit:
         yield "Commit", entry.commit[:12]
     for host in whole.get("network") or ():

@@ -6,14 +6,15 @@ import hashlib
 import heapq
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from ringfence.escapes import display_path
 from ringfence_sandbox import LogEntry
 from ringfence_tools.printable import one_line
-from ringfence_view.call_records import ROLLED_BACK, CallRecord
+from ringfence_view.call_records import ROLLED_BACK, CallRecord, CallWords
+from ringfence_view.spending import describe_usage
 
 MAX_PATHS = 20
 NO_REASON = "the history has no reason; the receipts of the run have it"
@@ -26,7 +27,10 @@ _SAFE = re.compile(r"[\w-]{1,80}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """One call, or one change by somebody else. ``key`` is its place in links."""
+    """One call, or one change by somebody else. ``key`` is its place in links.
+
+    What a receipt says is there after `with_words`: a timeline is made of many, and few are shown.
+    """
 
     key: str
     outcome: str
@@ -44,6 +48,8 @@ class TimelineEntry:
     names: tuple[str, ...] = ()
     reason: str = ""
     approved_by: str = ""
+    spent: str = ""
+    """Tokens and cost of the turn that asked for this call, and maybe for the ones after it."""
     record: CallRecord | None = None
 
     @property
@@ -51,7 +57,11 @@ class TimelineEntry:
         return self.outcome in ROLLED_BACK
 
     def matches(self, outcome: str) -> bool:
-        return not outcome or outcome == self.outcome or (outcome == "approved" and bool(self.approved_by))
+        return (
+            not outcome
+            or outcome == self.outcome
+            or (outcome == "approved" and self.record is not None and self.record.is_approved)
+        )
 
     @property
     def text(self) -> str:
@@ -93,20 +103,10 @@ class Timeline:
 
 
 def merged_entries(
-    history: Iterator[LogEntry],
-    aborted: Sequence[LogEntry],
-    records: Sequence[CallRecord],
-    mask: Callable[[str], str] = str,
+    history: Iterator[LogEntry], aborted: Sequence[LogEntry], records: Sequence[CallRecord]
 ) -> Iterator[TimelineEntry]:
     """Yield all of them, newest first. A receipt and the step of its call are one entry."""
-    by_call = {record.call_id: record for record in records if record.outcome != "committed"}
-    rolled_back = [(entry, by_call.get(entry.call_id)) for entry in aborted]
-    kept_as = {record.receipt_id: entry for entry, record in rolled_back if record is not None}
-    alone = [of_aborted(entry) for entry, record in rolled_back if record is None]
-    by_end = sorted(records, key=lambda record: _end(record.began_at, record.seconds), reverse=True)
-    # A long file has many of them, and a page shows few.
-    made = (of_record(record, kept_as.get(record.receipt_id)) for record in by_end)
-    others = heapq.merge(sorted(alone, key=_entry_end, reverse=True), made, key=_entry_end, reverse=True)
+    others = _without_step(aborted, records)
     by_commit = {record.commit: record for record in records if record.commit}
     seen: set[str] = set()
     other = next(others, None)
@@ -117,14 +117,30 @@ def merged_entries(
             other = next(others, None)
         if (record := by_commit.get(entry.commit)) is not None:
             seen.add(record.receipt_id)
-        # A receipt whose step is still to come waits for it: a step is made while its call runs.
-        ready = [one for one in waiting if not _can_come(one, by_commit, entry.created_at)]
-        waiting = [one for one in waiting if _can_come(one, by_commit, entry.created_at)]
-        yield from (_masked(one, mask) for one in ready if one.record is None or one.record.receipt_id not in seen)
-        yield _masked(of_log(entry, record), mask)
-    for one in itertools.chain(waiting, [] if other is None else [other], others):
-        if one.record is None or one.record.receipt_id not in seen:
-            yield _masked(one, mask)
+        if waiting:
+            # A receipt whose step is still to come waits for it: a step is made while its call runs.
+            ready = [one for one in waiting if not _can_come(one, by_commit, entry.created_at)]
+            waiting = [one for one in waiting if _can_come(one, by_commit, entry.created_at)]
+            yield from _unseen(ready, seen)
+        yield of_log(entry, record)
+    yield from _unseen(itertools.chain(waiting, [] if other is None else [other], others), seen)
+
+
+def _without_step(aborted: Sequence[LogEntry], records: Sequence[CallRecord]) -> Iterator[TimelineEntry]:
+    """Yield the calls of receipts, and what was rolled back without one, by when they ended, newest first."""
+    by_call = {record.call_id: record for record in records if record.outcome != "committed"}
+    rolled_back = [(entry, by_call.get(entry.call_id)) for entry in aborted]
+    kept_as = {record.receipt_id: entry for entry, record in rolled_back if record is not None}
+    alone = [of_aborted(entry) for entry, record in rolled_back if record is None]
+    by_end = sorted(records, key=lambda record: _end(record.began_at, record.seconds), reverse=True)
+    # A long file has many of them, and a page shows few.
+    made = (of_record(record, kept_as.get(record.receipt_id)) for record in by_end)
+    return heapq.merge(sorted(alone, key=_entry_end, reverse=True), made, key=_entry_end, reverse=True)
+
+
+def _unseen(entries: Iterable[TimelineEntry], seen: Container[str]) -> Iterator[TimelineEntry]:
+    """Yield those whose receipt has no step among the entries before."""
+    return (one for one in entries if one.record is None or one.record.receipt_id not in seen)
 
 
 def _can_come(entry: TimelineEntry, by_commit: Mapping[str, CallRecord], now: datetime) -> bool:
@@ -137,10 +153,6 @@ def _entry_end(entry: TimelineEntry) -> datetime:
 
 def _end(began_at: datetime, seconds: float | None) -> datetime:
     return began_at + timedelta(seconds=min(seconds or 0.0, 1e6))
-
-
-def _masked(entry: TimelineEntry, mask: Callable[[str], str]) -> TimelineEntry:
-    return replace(entry, summary=mask(entry.summary), reason=mask(entry.reason))
 
 
 def of_log(entry: LogEntry, record: CallRecord | None) -> TimelineEntry:
@@ -156,13 +168,11 @@ def of_log(entry: LogEntry, record: CallRecord | None) -> TimelineEntry:
         entry.number,
         commit=entry.commit,
         seconds=None if record is None else record.seconds,
-        summary="" if record is None else record.summary,
         paths=_shown_paths(paths),
         more_paths=len(entry.paths) - len(paths[:MAX_PATHS]),
         ignored_paths=entry.ignored,
         client=one_line(entry.client, 80),
         names=entry.names,
-        approved_by="" if record is None else record.approved_by,
         record=record,
     )
 
@@ -187,17 +197,31 @@ def of_record(record: CallRecord, aborted: LogEntry | None = None) -> TimelineEn
     return TimelineEntry(
         f"call-{name}",
         record.shown_outcome,
-        record.tool,
+        "",
         record.began_at,
         aborted=None if aborted is None else aborted.number,
         seconds=record.seconds,
-        summary=record.summary,
-        paths=tuple(one_line(path, 200) for path in record.paths),
-        more_paths=record.more_paths,
-        client=record.client,
-        reason=record.reason,
-        approved_by=record.approved_by,
         record=record,
+    )
+
+
+def with_words(entry: TimelineEntry, record: CallRecord, words: CallWords) -> TimelineEntry:
+    """Return an entry with what its receipt says."""
+    shown = replace(
+        entry,
+        summary=words.summary,
+        approved_by=words.approved_by,
+        spent=describe_usage(words.usage) if words.usage is not None and record.begins_turn else "",
+    )
+    if entry.title:  # the history says the rest
+        return shown
+    return replace(
+        shown,
+        title=words.tool,
+        paths=words.paths,
+        more_paths=words.more_paths,
+        client=words.client,
+        reason=words.reason,
     )
 
 

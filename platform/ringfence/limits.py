@@ -96,6 +96,8 @@ class TokenUsage:
     """The part of the input that the provider put into its cache."""
     cost_usd: float | None = None
     """The price in US dollars. Adapters of a provider know it by the extra "prices"."""
+    prices: str | None = None
+    """The table that the price is by, with its version; None where no table was asked."""
 
     @property
     def total_tokens(self) -> int | None:
@@ -114,6 +116,7 @@ class TokenUsage:
             _sum(self.cached_tokens, other.cached_tokens),
             _sum(self.cache_write_tokens, other.cache_write_tokens),
             _sum(self.cost_usd, other.cost_usd),
+            other.prices or self.prices,
         )
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
 
 import anthropic
@@ -17,7 +18,7 @@ from provider_server import ProviderServer
 
 from ringfence.adapters import AnthropicAdapter, OpenAIAdapter
 from ringfence.prompt import MarkdownSection, Prompt
-from ringfence.runtime import PromptExecuted, Session
+from ringfence.runtime import PromptExecuted, Session, TokenUsage
 
 USED = {"input_tokens": 1_000, "output_tokens": 100, "cached_tokens": 400}
 TURN = {"text": "Done.", "usage": USED}
@@ -35,14 +36,18 @@ class ToThisMachine(httpx2.HTTPTransport):
         return super().handle_request(request)
 
 
-def cost(adapter: Any) -> float | None:
+def used(adapter: Any) -> TokenUsage:
     session = Session()
     prompt = Prompt[None](ns="tests", key="prices", sections=[MarkdownSection(title="T", template="x")])
     adapter.evaluate(prompt, session=session)
     executed = session[PromptExecuted].latest()
     assert executed is not None
     assert executed.usage is not None
-    return executed.usage.cost_usd
+    return executed.usage
+
+
+def cost(adapter: Any) -> float | None:
+    return used(adapter).cost_usd
 
 
 @contextmanager
@@ -61,6 +66,12 @@ def test_a_turn_of_openai_has_the_price_of_the_table(model: str) -> None:
         found = cost(adapter)
     assert found == priced(model, "openai", input_tokens=1_000, output_tokens=100, cache_read_tokens=400)
     assert found > 0
+
+
+def test_a_price_names_its_table() -> None:
+    with ProviderServer([TURN]) as server, openai_adapter(server, "gpt-5") as adapter:
+        found = used(adapter)
+    assert found.prices == f"genai-prices {version('genai-prices')}"
 
 
 def test_a_turn_of_anthropic_counts_what_is_put_into_the_cache_at_its_own_price() -> None:

@@ -29,10 +29,10 @@ from ringfence.filesystem import InMemoryFilesystem
 from ringfence.runtime import Receipt
 from ringfence.testing import held_call
 from ringfence_cli.live import call_text
-from ringfence_cli.task_log import recorded_tasks
 from ringfence_sandbox import HostFilesystem, Recovered, Workspace
 from ringfence_tools import HostMount
 from ringfence_tools.runs.recovered_call import describe_recovery
+from ringfence_tools.runs.task_log import recorded_tasks
 from ringfence_workspace.tree.places import store_of
 
 
@@ -123,7 +123,7 @@ def test_a_command_that_looks_at_the_history_loads_neither_prompts_nor_adapters(
         "import atexit, sys\nfrom ringfence_cli.main import main\n"
         "not_needed = ('rich', 'pydantic', 'ringfence.adapters', 'ringfence.prompt', 'ringfence_tools')\n"
         "light = {'ringfence_tools', 'ringfence_tools.printable', 'ringfence_tools.runs'}\n"
-        "rooms = ('command_errors', 'outputs', 'recovered_call', 'signals')\n"
+        "rooms = ('command_errors', 'outputs', 'recovered_call', 'signals', 'task_log')\n"
         "light |= {f'ringfence_tools.runs.{name}' for name in rooms}\n"
         "loaded = lambda: [name for name in sys.modules if name.startswith(not_needed) and name not in light]\n"
         "atexit.register(lambda: print(loaded(), file=sys.stderr))\nmain()\n"

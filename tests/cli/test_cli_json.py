@@ -202,7 +202,7 @@ def test_what_a_turn_cost_that_broke_the_budget_is_told(tree: Path) -> None:
     code, record, _ = run(tree, "--task", "x", "--max-tokens", "120", turns=ENDLESS)
     assert (code, record["outcome"], record["turns"]) == (5, "limit_reached", 1)
     used = {"input_tokens": 100, "output_tokens": 50, "cached_tokens": None}
-    assert record["usage"] == used | {"cache_write_tokens": None, "cost_usd": None}
+    assert record["usage"] == used | {"cache_write_tokens": None, "cost_usd": None, "prices": None}
     assert record["tool_calls"]["total"] == 0
 
 

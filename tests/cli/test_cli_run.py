@@ -238,7 +238,7 @@ def test_json_is_one_object_that_tells_all(tree: Path) -> None:
     assert (record["turns"], record["tool_calls"]["total"], record["tool_calls"]["committed"]) == (3, 4, 4)
     assert record["plan"]["steps"] == [{"step_id": 1, "title": "Look", "status": "pending"}]
     used = {"input_tokens": 15, "output_tokens": 2, "cached_tokens": None}
-    assert record["usage"] == used | {"cache_write_tokens": None, "cost_usd": None}
+    assert record["usage"] == used | {"cache_write_tokens": None, "cost_usd": None, "prices": None}
     assert {change["path"]: change["kind"] for change in record["changes"]} == {
         "a.txt": "modified",
         "new": "created",

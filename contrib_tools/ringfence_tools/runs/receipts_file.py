@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from uuid import NAMESPACE_OID, uuid5
 
 import click
 
+from ringfence import serde
+from ringfence.adapters.model import ModelTurn
 from ringfence.receipts import Receipt
 from ringfence_sandbox import KilledCall, LogEntry, Workspace
 from ringfence_tools.planning import Plan
@@ -30,9 +33,23 @@ class ReceiptsFile(OutputFile, RunWatcher):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, append=True)
+        self._count = 0
+        self._turns: dict[str, Mapping[str, object]] = {}
+        """The turn that asked for each call, by the call's id."""
+
+    def turn(self, event: ModelTurn) -> None:
+        self._count += 1
+        usage = {} if event.turn.usage is None else serde.dump(event.turn.usage)
+        found = {"number": self._count, **usage}
+        self._turns.update((call.call_id, found) for call in event.turn.tool_calls)
 
     def call(self, receipt: Receipt, plan: Plan | None, answer: str) -> None:
-        self.write(json_line({**receipt.to_json(), "answer": shorten(answer)} if answer else receipt.to_json()))
+        record = receipt.to_json()
+        if answer:
+            record["answer"] = shorten(answer)
+        if (turn := self._turns.get(receipt.call_id)) is not None:
+            record["turn"] = turn
+        self.write(json_line(record))
 
     def complete(self, workspace: Workspace) -> None:
         """Append receipts that a crash kept from being written.

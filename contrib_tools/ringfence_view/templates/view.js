@@ -174,6 +174,7 @@
         before = known.nextSibling;
       }
     }
+    document.getElementById("spending").replaceChildren(await load("spending"));
     await refreshForks();
     await showNotes();
     document.getElementById("changes")?.replaceChildren();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from importlib.metadata import version
 from types import ModuleType
 from urllib.parse import urlsplit
 
@@ -32,6 +33,12 @@ def cost_of(usage: TokenUsage, model: str, server: str) -> float | None:
         return float(table.calc_price(counted, model, provider_api_url=server).total_price)
     except (LookupError, ValueError):  # an unknown model, or counts that contradict each other
         return None
+
+
+@cache
+def table_name() -> str:
+    """Return the name of the table with its version: it has no date of its own."""
+    return f"genai-prices {version('genai-prices')}"
 
 
 def why_no_cost(model: str, server: str) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any, Self, TypedDict, cast
 from ringfence import serde
 from ringfence.adapters.loop import MAX_TURNS, LoopAdapter
 from ringfence.adapters.model import Request, ToolCall, ToolChoice, Turn
-from ringfence.adapters.prices import cost_of, why_no_cost
+from ringfence.adapters.prices import cost_of, table_name, why_no_cost
 from ringfence.adapters.retry import ThrottlePolicy, retry
 from ringfence.adapters.strict_schema import strict_schema
 from ringfence.extras import missing
@@ -152,7 +152,9 @@ class SdkAdapter(LoopAdapter):
         turn = retry(attempt, request, self._throttle)
         if turn.usage is None:
             return turn
-        return replace(turn, usage=replace(turn.usage, cost_usd=cost_of(turn.usage, self.model, self._server)))
+        cost = cost_of(turn.usage, self.model, self._server)
+        prices = None if cost is None else table_name()
+        return replace(turn, usage=replace(turn.usage, cost_usd=cost, prices=prices))
 
     def why_no_cost(self) -> str | None:
         """Return why the cost of a turn is unknown. None if it is known."""

@@ -109,7 +109,7 @@ class ScriptedAdapter(LoopAdapter):
         text, calls = written.get("text"), written.get("tool_calls")
         if not isinstance(text, (str, type(None))) or not isinstance(calls, (list, tuple, type(None))):
             raise ValueError(f'{where}: "text" is a string and "tool_calls" a list')
-        usage = _mapping(written.get("usage") or {}, f"{where}, usage", set(TokenUsage.__dataclass_fields__))
+        usage = _mapping(written.get("usage") or {}, f"{where}, usage", {*TokenUsage.__dataclass_fields__} - {"prices"})
         tokens = {name: count for name, count in usage.items() if name != "cost_usd"}
         if not all(type(count) is int and count >= 0 for count in tokens.values()):
             raise ValueError(f"{where}, usage: tokens are whole numbers from 0, not {tokens!r}")
