@@ -130,7 +130,7 @@ GUARDED_AGENTS: Mapping[str, GuardedAgent] = {
             on_failure={"onFailure": "block"},
             notes=(
                 "start claude anew. `--bare`, `--safe-mode` and `disableAllHooks` switch the guard off",
-                "it tells nothing of a call after Esc: the next prompt settles that",
+                "it tells nothing of a call after Esc: its record does, which is read with the next event",
             ),
         ),
         GuardedAgent(

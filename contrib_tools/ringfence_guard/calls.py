@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from ringfence_guard.open_calls import OpenCalls
 from ringfence_guard.own_files import OwnFilesPolicy
 from ringfence_guard.settings import GuardSettings
 from ringfence_guard.step_undo import StepUndo
-from ringfence_guard.transcripts import has_passed, is_proved_over
+from ringfence_guard.transcripts import has_passed, is_followed
 from ringfence_tools.runs.person_notes import PersonNotes
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 HOOK_SECONDS = 96.0
 """How long an agent waits for an answer if nothing else is said."""
 POLL_SECONDS = 0.02
+RECORD_SECONDS = 0.25
+"""How often the agents' records are read while somebody waits for the end of a call."""
 LOGGED = 10
 """How many entries of the log there may be for each step that is kept."""
 OWN_TOOLS = ("mcp__ringfence", "mcp_ringfence", "ringfence_")
@@ -88,7 +91,7 @@ class GuardedCalls:
         self._adoption = CallAdoption(
             lambda: self._workspace, log, (self._own_files, *policies), self._background, self._pending, restored
         )
-        self._calls = OpenCalls(self._turn, lambda: self._workspace, self._adoption, self._background, kept)
+        self._calls = OpenCalls(self._turn, lambda: self._workspace, self._adoption, self._background, kept, log)
         self._step_undo = StepUndo(lambda: self._workspace, log, self._pending)
         self._processes = kept.processes
         self._undone: set[tuple[str, str, str]] = set()
@@ -159,14 +162,28 @@ class GuardedCalls:
         """Wait for open calls to end, and judge what goes on without one. Return who has the workspace still, as the
         end of a sentence; else nothing."""
         until = monotonic() + seconds
+        self._settle_proved()
         while (calls := [*self._calls]) and (left := until - monotonic()) > 0:
-            self._turn.wait(left)
+            self._turn.wait(min(left, RECORD_SECONDS))
+            self._settle_proved()
         if calls:
             return f"`ringfence guard`, which watches a call of {calls[0].event.agent} ({calls[0].event.arguments})"
         if self._opened is not None:
             self._calls.settle_ended()
             self._calls.judge_loose()
         return ""
+
+    def settle_proved(self) -> None:
+        """Settle the calls that are over by the agents' records, where that can be done now."""
+        with self._turn:
+            self._settle_proved()
+            self._save()
+            self._turn.notify_all()
+
+    def _settle_proved(self, event: HookEvent | None = None) -> None:
+        if self._opened is not None:
+            with suppress(OSError, WorkspaceLockedError):  # they stay open
+                self._calls.settle_proved(event)
 
     def handle(self, event: HookEvent, *, patience_seconds: float = HOOK_SECONDS) -> HookAnswer:
         """Take an event, and return the answer to it. The agent waits so long for it.
@@ -177,6 +194,8 @@ class GuardedCalls:
         """
         with self._turn:
             try:
+                if event.phase != "before":
+                    self._settle_proved(event)
                 answer = self._take(event, patience_seconds)
             finally:
                 self._save()
@@ -256,6 +275,7 @@ class GuardedCalls:
             WorkspaceLockedError: a call goes on, whose changes an undo would take for somebody else's.
         """
         with self._turn:
+            self._settle_proved()
             asked = self._step_undo.newest_step()
             if busy := self._busy(self._verdict_seconds):
                 raise WorkspaceLockedError(self._workspace.root, busy)
@@ -313,7 +333,8 @@ class GuardedCalls:
             return HookAnswer()
         self.open(patience)
         self._calls.settle_ended()
-        self._calls.settle(call for call in self._calls if is_proved_over(call.event, event))
+        self._calls.settle_proved(event)
+        self._calls.settle(call for call in self._calls if is_followed(call.event, event))
         if event.agent != "gemini":  # its id is that of the call before, whose end was never told
             self._calls.settle(self._calls.named_as(event))
         if paths is not None:

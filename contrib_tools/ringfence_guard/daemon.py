@@ -261,6 +261,7 @@ class GuardServer:
     # Commands of a person.
 
     def _status(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        self._calls.settle_proved()
         calls = [f"{event.agent} {event.tool}: {event.arguments}" for event in self._calls.open_calls]
         status = {
             "root": self._root,

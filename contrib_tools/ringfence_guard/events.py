@@ -149,7 +149,7 @@ def _call(event: HookEvent, given: Mapping[str, Any]) -> HookEvent:
     return replace(
         event,
         tool=tool,
-        call_id=call_id or _made_id(event.session_id, tool, arguments),
+        call_id=call_id or named_by_arguments(event.session_id, tool, arguments),
         transcript_id=_text(given, "tool_call_id") or call_id,
         arguments=_line(arguments),
         paths=_paths(event.agent, tool, arguments, event.cwd),
@@ -184,7 +184,8 @@ def _arguments(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return cast("dict[str, Any]", held) if isinstance(held, dict) else {}
 
 
-def _made_id(session: str, tool: str, arguments: Mapping[str, Any]) -> str:
+def named_by_arguments(session: str, tool: str, arguments: Mapping[str, Any]) -> str:
+    """The name of a call for which the agent has none. Equal calls have the same."""
     text = json.dumps([session, tool, arguments], sort_keys=True)
     return f"call-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:16]}"
 

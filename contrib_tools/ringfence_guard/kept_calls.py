@@ -36,17 +36,21 @@ class OpenCall:
     verdict: str = ""
     """What became of a part of it that had to be settled before its end."""
     began: float = field(default_factory=time)
+    record_bytes: int = 0
+    """How long the agent's record of the session was."""
 
     def to_json(self) -> dict[str, Any]:
         event = {one.name: getattr(self.event, one.name) for one in fields(HookEvent) if one.name != "result"}
-        return {"event": event, "mark": self.mark, "paths": self.paths, "verdict": self.verdict, "began": self.began}
+        own = {name: getattr(self, name) for name in ("mark", "paths", "verdict", "began", "record_bytes")}
+        return {"event": event, **own}
 
     @staticmethod
     def of_json(held: Mapping[str, Any]) -> OpenCall:
         given = dict(held["event"])
         given["paths"] = None if given["paths"] is None else tuple(given["paths"])
         paths = None if held["paths"] is None else tuple(held["paths"])
-        return OpenCall(HookEvent(**given), str(held["mark"]), paths, str(held["verdict"]), float(held["began"]))
+        mark, verdict, began = str(held["mark"]), str(held["verdict"]), float(held["began"])
+        return OpenCall(HookEvent(**given), mark, paths, verdict, began, int(held.get("record_bytes", 0)))
 
 
 @dataclass(eq=False, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,10 @@ from ringfence_guard import wording
 from ringfence_guard.adoption import CallAdoption
 from ringfence_guard.background_commands import BackgroundCommands
 from ringfence_guard.events import HookEvent
+from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
 from ringfence_guard.judging import FailedCommandPolicy
 from ringfence_guard.kept_calls import CallGroup, KeptCalls, OpenCall
-from ringfence_guard.transcripts import has_result
+from ringfence_guard.transcripts import proof_of, record_size
 
 if TYPE_CHECKING:
     from ringfence_sandbox import Workspace
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 REPEATED_SECONDS = 10.0
 """How long after the beginning of a call another hook of the agent may tell of it again."""
 NO_END = "its end was never told"
+NOT_RUN = "it was not permitted, and did not run"
 FOR_NOW = (OSError, WorkspaceLockedError)
 """Why a call cannot be looked at now, and can be later: it stays open. There is no space, say."""
 
@@ -37,8 +40,9 @@ class OpenCalls:
         adoption: CallAdoption,
         background: BackgroundCommands,
         kept: KeptCalls,
+        log: GuardLog,
     ) -> None:
-        self._turn, self._workspace = turn, workspace
+        self._turn, self._workspace, self._log = turn, workspace, log
         self._adoption, self._background, self._pending = adoption, background, kept.pending
         self.files = kept.files
         """Those of tools that name their files."""
@@ -70,13 +74,14 @@ class OpenCalls:
     # Beginnings. They raise as `Workspace.begin_look`.
 
     def begin_file(self, event: HookEvent, paths: tuple[str, ...]) -> None:
-        self.files.append(OpenCall(event, self._workspace().begin_look(paths=paths), paths))
+        mark = self._workspace().begin_look(paths=paths)
+        self.files.append(OpenCall(event, mark, paths, record_bytes=record_size(event)))
 
     def begin_any(self, event: HookEvent) -> None:
         """Begin a call that may change any file; with others that go on, if there are any."""
         if self.group is None:
             self.group = CallGroup(self._workspace().begin_look())
-        self.group.open.append(OpenCall(event, self.group.mark, None))
+        self.group.open.append(OpenCall(event, self.group.mark, None, record_bytes=record_size(event)))
 
     # Ends. They raise as `Workspace.adopt`.
 
@@ -163,13 +168,40 @@ class OpenCalls:
 
     # Ends that never come.
 
+    def settle_proved(self, event: HookEvent | None = None) -> None:
+        """Settle the calls that are over by the agents' records, but for the one that ends with an event."""
+        ends = event is not None and event.phase in ("after", "failed")
+        for call in [*self]:
+            if not (ends and event is not None and _key(call.event) == _key(event)) and proof_of(call):
+                self.settle([call])
+
     def settle(self, calls: Iterable[OpenCall]) -> None:
-        """Keep what calls without an end have changed, but for paths that policies deny."""
+        """Keep what calls without an end have changed, but for paths that policies deny. What has changed since the
+        beginning of one that was not permitted is not its own."""
         for call in list(calls):
-            if call in self.files:
+            if proof_of(call) == "not run":
+                self._drop(call)
+            elif call in self.files:
                 self._settle_file(call)
             else:
                 self._settle_any(call)
+
+    def _drop(self, call: OpenCall) -> None:
+        """Forget a call that did not run."""
+        group = self.group
+        if call in self.files:
+            self.files.remove(call)
+        elif group is not None:
+            group.open.remove(call)
+        if group is not None and not group.open and call.paths is None:
+            if group.ended:
+                self._settle_group(group)
+            else:
+                self._forget(group)
+        if call.paths is not None or self.group is not group:
+            with suppress(ValueError):  # it was adopted with others of its group
+                self._workspace().drop_look(call.mark)
+        self._log.append(GuardedCallRecord.of("refused", call.event, note=NOT_RUN))
 
     def _settle_file(self, call: OpenCall) -> None:
         self.files.remove(call)
@@ -187,7 +219,7 @@ class OpenCalls:
         assert group is not None
         group.open.remove(call)
         if group.open or group.ended:
-            self._may_go_on(call.event)
+            self._may_go_on(call)
             group.ended.append(call)
             group.unheard.append(call)
             if not group.open:
@@ -203,12 +235,12 @@ class OpenCalls:
         except BaseException:
             self.group = None
             raise
-        self._may_go_on(call.event)
+        self._may_go_on(call)
         self.group = None
 
-    def _may_go_on(self, event: HookEvent) -> None:
-        # A model that has its result, but for one of Codex, has it of a command that has ended or was not run.
-        if event.is_background or event.agent == "codex" or not has_result(event.transcript, event.transcript_id):
+    def _may_go_on(self, call: OpenCall) -> None:
+        event = call.event
+        if event.is_background or proof_of(call) != "ended":
             self._background.add(event)
 
     def judge_loose(self) -> None:

@@ -274,17 +274,6 @@ def test_another_sessions_end_settles_nothing(agent: Agent) -> None:
     assert [event.arguments for event in agent.calls.open_calls] == ["goes on"]
 
 
-def test_the_transcript_shows_that_a_call_is_over(agent: Agent, workspace: Workspace) -> None:
-    first = agent.begin("Bash", command="denied by a person")
-    agent.transcript.write_text(json.dumps({"type": "tool_use", "id": first["tool_use_id"]}) + "\n")
-    agent.begin("Write", file_path=str(agent.root / "w.txt"), content="")
-    assert len(agent.calls.open_calls) == 2
-    with agent.transcript.open("a") as file:
-        file.write(json.dumps({"type": "tool_result", "tool_use_id": first["tool_use_id"]}) + "\n")
-    agent.begin("Write", file_path=str(agent.root / "v.txt"), content="")
-    assert [event.tool for event in agent.calls.open_calls] == ["Write", "Write"]
-
-
 def test_what_a_killed_agents_command_was_denied_goes_back_alone(agent: Agent, workspace: Workspace) -> None:
     agent.begin("Bash", command="killed")
     agent.sh("mkdir protected; echo x > protected/x; echo half > half.txt")
