@@ -32,6 +32,7 @@ from ringfence_guard import (
     list_paths,
     load_settings,
     open_guarded,
+    person_writes,
     save_launcher,
     save_settings,
     stop_guard,
@@ -114,7 +115,7 @@ def install(
         root = None if personal else Path(os.path.realpath(directory or "."))
         settings = GuardSettings(policies, background == "deny", rollback_on_failure)
         policies_of(root or Path.home(), policies)
-        if root is not None:
+        if root is not None and not _watches_a_call(root):
             stop_guard(root)
             open_guarded(str(root)).close()  # the first opening reads all files, which no call should wait for
         state = str(store_directory("/").parent.parent)
@@ -126,7 +127,8 @@ def install(
             if_unavailable == "allow",
         )
         save_launcher(state)
-        installation.install(command)
+        with person_writes(guarded_root(installation.scope.directory), installation.paths):
+            installation.install(command)
         save_settings(root, settings)
         put_line(_described(settings))
         if trust:
@@ -144,6 +146,12 @@ def _is_trusted(hooks: Sequence[CodexHook]) -> bool:
         return click.confirm("Trust it?", err=True)
     except click.Abort:
         return False
+
+
+def _watches_a_call(root: Path) -> bool:
+    """Whether a guard runs whose agent is in the middle of a call: then it goes on, and reads the settings anew."""
+    answer = ask_guard(root, {"kind": "status"}, starts=False)
+    return answer is not None and bool(answer["status"]["open_calls"])
 
 
 def _program() -> str:
@@ -171,7 +179,8 @@ def uninstall(client: str, directory: Path | None, personal: bool) -> None:
         if client == "codex":
             with suppress(ModuleNotFoundError):  # then nothing was written
                 CodexTrust(installation.scope, installation.record_path).forget(installation.path)
-        installation.uninstall()
+        with person_writes(guarded_root(installation.scope.directory), installation.paths):
+            installation.uninstall()
 
 
 @guard.command()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ringfence_guard.answers import HookAnswer, HookOutput, can_take_context, format_answer
     from ringfence_guard.calls import GuardedCalls
     from ringfence_guard.codex_trust import CodexHook, CodexTrust
-    from ringfence_guard.connection import GuardRefusedError, ask_guard, guarded_root, stop_guard
+    from ringfence_guard.connection import GuardRefusedError, ask_guard, guarded_root, person_writes, stop_guard
     from ringfence_guard.events import AgentName, HookEvent, Phase, parse_event
     from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
     from ringfence_guard.guarded_workspace import open_guarded
@@ -53,6 +53,7 @@ __all__ = [
     "load_settings",
     "open_guarded",
     "parse_event",
+    "person_writes",
     "save_launcher",
     "save_settings",
     "stop_guard",
@@ -87,6 +88,7 @@ _MODULES = {
     "load_settings": ".settings",
     "open_guarded": ".guarded_workspace",
     "parse_event": ".events",
+    "person_writes": ".connection",
     "save_launcher": ".settings",
     "save_settings": ".settings",
     "stop_guard": ".connection",

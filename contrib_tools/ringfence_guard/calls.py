@@ -158,6 +158,32 @@ class GuardedCalls:
                 wait()
             return busy
 
+    def let_write(self, paths: Sequence[str], wait: Callable[[], None]) -> str:
+        """Wait while a person's command writes these files. What it writes is no call's, also while calls go on.
+
+        Return why that is not done; else nothing. Raises as `handle`.
+        """
+        with self._turn:
+            named = self._inside(paths)
+            if not named or not ([*self._calls] or self._calls.group is not None or self._background):
+                wait()
+                return ""
+            self.open(self._overlap_seconds)
+            if changed := [path for path in named if not self._is_as_known(path)]:
+                return f"a call of an agent has changed {wording.list_paths(changed)}: do this again after its end"
+            wait()
+            self._workspace.drop_look(self._workspace.begin_look(paths=named))
+            self._own_files.refresh_permissions()
+            return ""
+
+    def _is_as_known(self, path: str) -> bool:
+        """Whether a file is as the history has it."""
+        try:
+            content = Path(self._root, path).read_bytes()
+        except FileNotFoundError:
+            content = None
+        return content == self._workspace.read_at(self._workspace.newest, path)
+
     def _busy(self, seconds: float) -> str:
         """Wait for open calls to end, and judge what goes on without one. Return who has the workspace still, as the
         end of a sentence; else nothing."""

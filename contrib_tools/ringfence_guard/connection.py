@@ -6,15 +6,20 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringfence_guard import hook_client
 from ringfence_guard.settings import guard_directory
 
+if TYPE_CHECKING:
+    import _socket
+
 ANSWER_SECONDS = 120.0
+WRITE = "write"
+"""The kind of question that `person_writes` asks."""
 
 
 class GuardRefusedError(ValueError):
@@ -53,6 +58,39 @@ def ask_guard(root: Path, question: Mapping[str, Any], *, starts: bool = True) -
     if answer.get("exit_code"):
         raise GuardRefusedError(str(answer.get("stderr", "")).strip())
     return answer
+
+
+@contextmanager
+def person_writes(root: Path, paths: Sequence[Path]) -> Generator[None]:
+    """Have the guard of a root, if one runs, know that what the block writes at these paths is no call's.
+
+    Raises:
+        GuardRefusedError: a call has changed one of the files, or this process is an agent's own. Where nothing was
+            entered, nothing is to be written.
+    """
+    deadline = time.monotonic() + ANSWER_SECONDS
+    try:
+        connection = hook_client.connect(str(guard_directory(root)), deadline)
+    except OSError:  # none runs
+        yield
+        return
+    with closing(connection):
+        question = {"kind": WRITE, "paths": [*map(str, paths)]}
+        connection.sendall(json.dumps(question).encode() + b"\n")
+        _check_line(connection)
+        yield
+        with suppress(OSError):  # it has ended, and the next one takes what is changed for a person's
+            connection.sendall(b"\n")
+            _check_line(connection)
+
+
+def _check_line(connection: _socket.socket) -> None:
+    line = bytearray()
+    while not line.endswith(b"\n") and (part := connection.recv(1 << 16)):
+        line += part
+    answer: dict[str, Any] = json.loads(line or b"{}")
+    if "refused" in answer:
+        raise GuardRefusedError(answer["refused"])
 
 
 def stop_guard(root: Path) -> bool:

@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from ringfence.errors import RingfenceError, WorkspaceLockedError
 from ringfence.failures import describe_error
 from ringfence_guard.answers import format_answer
 from ringfence_guard.calls import HOOK_SECONDS, GuardedCalls
+from ringfence_guard.connection import WRITE
 from ringfence_guard.events import AgentName, HookEvent, parse_event
 from ringfence_guard.guard_log import GuardLog
 from ringfence_guard.guarded_workspace import open_guarded
@@ -42,6 +43,8 @@ IDLE_SECONDS = 600.0
 POLL_SECONDS = 1.0
 RELEASE_QUESTION = b'{"kind": "release"}\n'
 """What `Workspace.open` asks."""
+WRITE_QUESTION = json.dumps({"kind": WRITE})[:-1].encode()
+"""How the question of `person_writes` begins."""
 LOCK_SECONDS = 5.0
 """How long somebody else may take to lock a workspace that was handed over, and another guard to end."""
 LOCK_POLL_SECONDS = 0.02
@@ -155,10 +158,13 @@ class GuardServer:
             self._active += 1
         try:
             with connection, suppress(OSError):
-                if _peer(connection) == os.getuid():
+                process, user = _peer(connection)
+                if user == os.getuid():
                     line = self._line(connection)
                     if line == RELEASE_QUESTION:
                         self._release(connection)
+                    elif line.startswith(WRITE_QUESTION):
+                        self._let_write(connection, json.loads(line), process)
                     else:
                         connection.sendall(self._respond(line))
         finally:
@@ -200,6 +206,26 @@ class GuardServer:
             holder = f"`ringfence guard`, which cannot close it: {describe_error(error)}"
         if holder:
             connection.sendall(json.dumps({"holder": holder}).encode() + b"\n")
+
+    def _let_write(self, connection: socket.socket, asked: Mapping[str, Any], process: int) -> None:
+        """Let a person's command write settings while calls go on. It sends a line when it has."""
+
+        def wait() -> None:
+            connection.sendall(b'{"ready": true}\n')
+            connection.settimeout(LOCK_SECONDS)
+            with suppress(TimeoutError):
+                connection.recv(1)
+
+        agents = {known for known, _ in self._calls.watched_sessions.values()}
+        try:
+            if not agents.isdisjoint(_processes_above(process)):
+                refusal = "an agent runs this: install and uninstall are for people, in a terminal of their own"
+            else:
+                refusal = self._calls.let_write(asked["paths"], wait)
+        except (RingfenceError, OSError, ValueError) as error:
+            _say(describe_error(error))
+            refusal = describe_error(error)
+        connection.sendall(json.dumps({"refused": refusal} if refusal else {}).encode() + b"\n")
 
     def _respond(self, line: bytes) -> bytes:
         """To a hook, its exit code and the length of its output, and both outputs; to a command, an object."""
@@ -364,15 +390,27 @@ def _say(text: str) -> None:
 
 def _start_of(process: int) -> int:
     """When a process started, in ticks since the machine did; 0 for one that is gone."""
+    return int((_stat_of(process) or [b"0"] * 20)[19])
+
+
+def _processes_above(process: int) -> Iterator[int]:
+    """The processes that a process was started by, from the nearest."""
+    while process > 1 and (found := _stat_of(process)):
+        yield (process := int(found[1]))
+
+
+def _stat_of(process: int) -> Sequence[bytes]:
+    """What the kernel says of a process, from its state on; nothing for one that is gone."""
     try:
         text = Path(f"/proc/{process}/stat").read_bytes()
-    except FileNotFoundError:
-        return 0
-    return int(text.rpartition(b")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return ()
+    return text.rpartition(b")")[2].split()
 
 
-def _peer(connection: socket.socket) -> int:
-    """The user of the process at the other end."""
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """The process at the other end, and its user."""
     form = "3i"
     held = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(form))
-    return struct.unpack(form, held)[1]
+    process, user, _ = struct.unpack(form, held)
+    return process, user

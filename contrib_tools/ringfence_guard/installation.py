@@ -30,6 +30,11 @@ class HookInstallation:
     def path(self) -> Path:
         return self.agent.file(self.scope)
 
+    @property
+    def paths(self) -> Sequence[Path]:
+        """All files that `install` and `uninstall` write."""
+        return [self.path] if self.agent.calls else [*self.agent.files(self.scope, HookCommand("", "", ""))]
+
     def is_installed(self) -> bool:
         """Whether the file has hooks of the guard. One that cannot be read has none."""
         with suppress(OSError, ValueError):
@@ -58,8 +63,7 @@ class HookInstallation:
         if self.agent.calls:
             self._edit({})
         else:
-            nothing = HookCommand("", "", "")
-            self._write_files(dict.fromkeys(self.agent.files(self.scope, nothing), ""))
+            self._write_files(dict.fromkeys(self.paths, ""))
 
     def _events(self) -> Sequence[str]:
         return (*self.agent.calls, *self.agent.others)

@@ -74,6 +74,10 @@ class OwnFilesPolicy(BasePolicy):
     def refresh(self) -> None:
         """Take the settings for what they may be. For the time between calls, when only a person changes them."""
         self._known = self._dangerous()
+        self.refresh_permissions()
+
+    def refresh_permissions(self) -> None:
+        """Take Claude Code's settings for what they may be: a person has written them."""
         self._permissions = self._read_permissions()
 
     def check_effects(
