@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
@@ -30,11 +31,11 @@ from ringfence_guard import (
     guard_directory,
     guarded_root,
     list_paths,
-    load_settings,
     open_guarded,
     person_writes,
     save_launcher,
     save_settings,
+    scoped_settings,
     stop_guard,
 )
 from ringfence_sandbox import StepName, store_directory
@@ -43,6 +44,7 @@ from ringfence_tools.printable import one_line, plural, printable
 from ringfence_tools.runs.command_errors import NotStartedError
 from ringfence_tools.runs.outputs import put, put_line
 from ringfence_tools.runs.owner_policies import policies_of
+from ringfence_tools.runs.policy_specs import is_code
 
 MAX_PATHS = 5
 """The most paths on a line of the log."""
@@ -113,7 +115,7 @@ def install(
         if trust and client != "codex":
             raise click.UsageError("--trust is for codex")
         root = None if personal else Path(os.path.realpath(directory or "."))
-        settings = GuardSettings(policies, background == "deny", rollback_on_failure)
+        settings = GuardSettings(tuple(map(_absolute, policies)), background == "deny", rollback_on_failure)
         policies_of(root or Path.home(), policies)
         if root is not None and not _watches_a_call(root):
             stop_guard(root)
@@ -130,7 +132,8 @@ def install(
         with person_writes(guarded_root(installation.scope.directory), installation.paths):
             installation.install(command)
         save_settings(root, settings)
-        put_line(_described(settings))
+        for line in _descriptions(scoped_settings(root or Path.home())):
+            put_line(line)
         if trust:
             trusted = CodexTrust(installation.scope, installation.record_path)
             put_line(f"Codex: {trusted.trust(trusted.own_hooks(installation.path), _is_trusted)}")
@@ -160,12 +163,23 @@ def _program() -> str:
     return os.path.abspath(called if called.name == "ringfence" else shutil.which("ringfence") or called)
 
 
-def _described(settings: GuardSettings) -> str:
-    """Say what the guard judges calls by, beside the owner's file."""
-    rules = [*settings.policies]
-    rules += ["--background deny"] if settings.deny_background else []
-    rules += ["--rollback-on-failure"] if settings.rollback_on_failure else []
-    return printable(f"policies: {', '.join(rules) or 'none beside those of the owner'}")
+def _absolute(spec: str) -> str:
+    """A policy whose file the guard finds from any directory."""
+    return os.path.abspath(spec) if spec.endswith(".toml") or is_code(spec) else spec
+
+
+def _descriptions(settings: Mapping[str, GuardSettings]) -> Iterator[str]:
+    """Say what the guard judges calls by, and by whom it was chosen."""
+    said = False
+    for scope, chosen in settings.items():
+        rules = [*chosen.policies]
+        rules += ["--background deny"] if chosen.deny_background else []
+        rules += ["--rollback-on-failure"] if chosen.rollback_on_failure else []
+        if rules:
+            said = True
+            where = "for all your projects (--user)" if scope == "user" else "of this directory"
+            yield printable(f"policies {where}: {', '.join(rules)}")
+    yield "policies of the owner's file hold, too" if said else "policies: none beside those of the owner"
 
 
 @guard.command()
@@ -173,7 +187,10 @@ def _described(settings: GuardSettings) -> str:
 @WHERE
 @USER
 def uninstall(client: str, directory: Path | None, personal: bool) -> None:
-    """Take the guard's hooks out of the settings of CLIENT again. The history of DIR stays."""
+    """Take the guard's hooks out of the settings of CLIENT again. The history of DIR stays.
+
+    With the last agent, the policies go that were chosen there.
+    """
     with _failures():
         installation = _installation(client, directory, personal)
         if client == "codex":
@@ -181,6 +198,11 @@ def uninstall(client: str, directory: Path | None, personal: bool) -> None:
                 CodexTrust(installation.scope, installation.record_path).forget(installation.path)
         with person_writes(guarded_root(installation.scope.directory), installation.paths):
             installation.uninstall()
+        scope = [_installation(name, directory, personal) for name in GUARDED_AGENTS]
+        if not any(one.is_installed() for one in scope):
+            root = None if personal else Path(os.path.realpath(directory or "."))
+            if root is None or guard_directory(root).exists():
+                save_settings(root, GuardSettings())
 
 
 @guard.command()
@@ -201,8 +223,10 @@ def status(invocation: Invocation, directory: Path) -> None:
             for name in GUARDED_AGENTS
         }
         running = None if answer is None else answer["status"]
+        settings = scoped_settings(root)
         if invocation.wants_json:
-            invocation.put_json({"root": str(root), "installed": installed, "guard": running})
+            chosen = {scope: asdict(one) for scope, one in settings.items()}
+            invocation.put_json({"root": str(root), "installed": installed, "settings": chosen, "guard": running})
             return
         put_line(escape_path(str(root)))
         for name, scopes in installed.items():
@@ -210,7 +234,8 @@ def status(invocation: Invocation, directory: Path) -> None:
             last = f", last event {seen}" if seen else ""
             where = f"installed, {' and '.join(scopes)}" if scopes else "not installed"
             put_line(f"{GUARDED_AGENTS[name].title}: {where}{last}")
-        put_line(_described(load_settings(root)))
+        for line in _descriptions(settings):
+            put_line(line)
         if running is None:
             put_line("no guard runs: the first event of an agent starts it")
         else:

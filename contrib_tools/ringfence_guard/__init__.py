@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         load_settings,
         save_launcher,
         save_settings,
+        scoped_settings,
     )
     from ringfence_guard.wording import list_paths
 
@@ -56,6 +57,7 @@ __all__ = [
     "person_writes",
     "save_launcher",
     "save_settings",
+    "scoped_settings",
     "stop_guard",
 ]
 
@@ -91,6 +93,7 @@ _MODULES = {
     "person_writes": ".connection",
     "save_launcher": ".settings",
     "save_settings": ".settings",
+    "scoped_settings": ".settings",
     "stop_guard": ".connection",
 }
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ringfence.runtime.policy import ALLOW, BasePolicy, Policy, PolicyDecision
-from ringfence_guard.settings import GuardSettings, load_settings, settings_files
+from ringfence_guard.settings import GuardSettings, load_settings, scoped_settings, settings_files
 from ringfence_tools.runs.owner_policies import owner_file, policies_of
+from ringfence_tools.runs.policy_specs import is_code, parse_specs, strictest
 
 if TYPE_CHECKING:
     from ringfence.participants import Change
@@ -40,10 +41,12 @@ class ChosenPolicies:
         if self._files and self._files == self._seen(self.settings):
             return False
         self._files = ()
-        settings = load_settings(self._root)
-        seen = self._seen(settings)
+        settings, scopes = load_settings(self._root), scoped_settings(self._root).values()
+        seen, root = self._seen(settings), Path(self._root)
         try:
-            policies = policies_of(Path(self._root), settings.policies)
+            # Each on its own: what one allows is not allowed by the other.
+            chosen = [policy for one in scopes for policy in parse_specs(one.policies, root)]
+            policies = strictest((*policies_of(root, ()), *chosen))
         except click.ClickException as error:
             raise ValueError(error.format_message()) from error
         self.settings, self.policies, self._files = settings, policies, seen
@@ -56,9 +59,8 @@ class ChosenPolicies:
         yield from settings_files(self._root)
         yield owner_file(Path(self._root))
         for spec in settings.policies:
-            file, _, name = spec.rpartition(":")
-            if spec.endswith(".toml") or (file.endswith(".py") and name):
-                yield Path(spec if spec.endswith(".toml") else file)
+            if spec.endswith(".toml") or is_code(spec):
+                yield Path(spec if spec.endswith(".toml") else spec.rpartition(":")[0])
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

@@ -58,30 +58,44 @@ def save_launcher(state: str | os.PathLike[str]) -> None:
 
 
 def load_settings(root: str | os.PathLike[str]) -> GuardSettings:
-    """Return the settings of a root; where it has none, those that were made for all of a person's projects.
+    """Return the settings that hold in a root: those of the person, and those of the root. A root adds to a person's.
 
     Raises:
         ValueError: they cannot be read.
     """
-    for path in settings_files(root):
-        if path.exists():
-            try:
-                held: object = json.loads(path.read_text())
-                if not isinstance(held, dict):
-                    raise TypeError("they are no object")
-                given = cast("Mapping[str, Any]", held)
-                policies = tuple(str(spec) for spec in given.get("policies", ()))
-                return GuardSettings(
-                    policies, bool(given.get("deny_background")), bool(given.get("rollback_on_failure"))
-                )
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"{path} cannot be read: {error}") from error
-    return GuardSettings()
+    scopes = scoped_settings(root).values()
+    return GuardSettings(
+        tuple(dict.fromkeys(spec for one in scopes for spec in one.policies)),
+        any(one.deny_background for one in scopes),
+        any(one.rollback_on_failure for one in scopes),
+    )
+
+
+def scoped_settings(root: str | os.PathLike[str]) -> Mapping[str, GuardSettings]:
+    """Return the settings of the person as "user" and of a root as "directory", in this order; only what there is.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
+    files = zip(("user", "directory"), settings_files(root), strict=True)
+    return {scope: _load(path) for scope, path in files if path.exists()}
+
+
+def _load(path: Path) -> GuardSettings:
+    try:
+        held: object = json.loads(path.read_text())
+        if not isinstance(held, dict):
+            raise TypeError("they are no object")
+        given = cast("Mapping[str, Any]", held)
+        policies = tuple(str(spec) for spec in given.get("policies", ()))
+        return GuardSettings(policies, bool(given.get("deny_background")), bool(given.get("rollback_on_failure")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 def settings_files(root: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Where the settings of a root are, and where they are if it has none. Neither needs to exist."""
-    return guard_directory(root) / _FILE, _personal()
+    """Where the settings of the person are, and those of a root. Neither needs to exist."""
+    return _personal(), guard_directory(root) / _FILE
 
 
 def save_settings(root: str | os.PathLike[str] | None, settings: GuardSettings) -> None:

@@ -80,7 +80,7 @@ def test_hooks_are_added_to_all_that_a_file_has_and_removed_again(
     again = path.read_text()
     said = guard("install", agent, "--policy", "deletions:2", *scope)
     assert "stays as it is" in said
-    assert "policies: deletions:2" in said
+    assert f"policies {'for all your projects (--user)' if personal else 'of this directory'}: deletions:2" in said
     assert path.read_text() == again
 
     assert "taken out of" in guard("uninstall", agent, *scope)

@@ -91,3 +91,49 @@ def test_an_uninstallation_beside_a_background_command_is_no_late_change(root: P
     hook("PreToolUse", **{**BASH, "tool_use_id": "c2"}, tool_input={"command": "y"})
     assert not (root / FILE).exists()
     assert asked(root, {"kind": "status"})["status"]["sessions"] == 1
+
+
+def bash(root: Path, hook: Run, script: str) -> str:
+    """Have an agent run a command. Returns what its model is told."""
+    call = {"tool_name": "Bash", "tool_use_id": script, "tool_input": {"command": script}}
+    assert hook("PreToolUse", **call).returncode == 0
+    subprocess.run(["sh", "-c", script], cwd=root, check=True)
+    return hook("PostToolUse", **call, tool_response=RESULT).stdout
+
+
+def options(*specs: str) -> list[str]:
+    return [word for spec in specs for word in ("--policy", spec)]
+
+
+def test_policies_of_a_person_and_of_a_directory_both_hold(root: Path, hook: Run, guard: Command) -> None:
+    persons, directorys = ("deny:/src/protected", "allow:/src"), ("deny:/src/other", "allow:/src", "allow:/docs")
+    (root / "src").mkdir()
+    guard("install", "claude", "--user", *options(*persons))
+    guard("install", "claude", *options(*directorys))
+    for path in ("src/protected", "src/other", "docs"):
+        assert f"denies it: {path} " in bash(root, hook, f"mkdir {path}")
+    assert bash(root, hook, "touch src/f") == ""
+    shown = guard("status").stdout
+    assert f"policies for all your projects (--user): {', '.join(persons)}\n" in shown
+    assert f"policies of this directory: {', '.join(directorys)}\n" in shown
+    chosen = json.loads(guard("status", "--json").stdout)["settings"]
+    assert [(scope, tuple(one["policies"])) for scope, one in chosen.items()] == [
+        ("user", persons),
+        ("directory", directorys),
+    ]
+
+
+def test_policies_go_with_the_last_agent_that_they_were_chosen_for(root: Path, guard: Command) -> None:
+    for agent in ("claude", "qwen"):
+        guard("install", agent, "--user", "--policy", "deny:/protected")
+    guard("uninstall", "claude", "--user")
+    assert "deny:/protected" in guard("status").stdout
+    guard("uninstall", "qwen", "--user")
+    assert "policies: none beside" in guard("status").stdout
+
+
+def test_a_policy_file_is_found_from_any_directory(root: Path, hook: Run, guard: Command, tmp_path: Path) -> None:
+    (tmp_path / "rules.toml").write_text('[policies]\npaths = { deny = ["/protected"] }\n')
+    done = guard("install", "claude", "--policy", "../rules.toml")
+    assert done.returncode == 0, done.stderr
+    assert "protected must not be created" in bash(root, hook, "mkdir protected")
