@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +16,19 @@ import click
 from ringfence import serde
 from ringfence.errors import RingfenceError
 from ringfence.escapes import display_path, escape_path
-from ringfence_cli.history import DRY_RUN, history_command, opened, opened_to_change, step_name
+from ringfence.failures import describe_error
+from ringfence_cli.history import (
+    DRY_RUN,
+    history_command,
+    history_command_of_gone,
+    opened,
+    opened_to_change,
+    step_name,
+)
 from ringfence_cli.options import Invocation
-from ringfence_sandbox import Fork, Promotion, Workspace
+from ringfence_sandbox import Fork, Promotion, Workspace, discard_fork, forks_of, store_directory
 from ringfence_tools.printable import patch_json, plural, printable
+from ringfence_tools.runs.command_errors import NotStartedError
 from ringfence_tools.runs.outputs import ErrorStream, put, put_diff
 
 if TYPE_CHECKING:
@@ -82,7 +92,7 @@ def _named(paths: Sequence[str]) -> str:
     return named + (f" and {more} more; --json lists all" if more > 0 else "")
 
 
-@history_command
+@history_command_of_gone
 @click.option(
     "--diff",
     "compared",
@@ -92,16 +102,34 @@ def _named(paths: Sequence[str]) -> str:
 )
 def forks(invocation: Invocation, directory: Path, compared: tuple[str, str] | None) -> int:
     """List the forks of DIR that were not discarded. The score of a candidate stands behind its directory."""
-    with opened(directory, invocation, changes=False) as workspace:
-        if compared is not None:
+    if compared is not None:
+        with opened(directory, invocation, changes=False) as workspace:
             return _put_difference(workspace.diff_forks(*compared), invocation)
-        found = workspace.forks()
-    if invocation.wants_json:
-        invocation.put_json({"forks": [fork_json(record) for record in found]})
-        return 0
-    put("".join(f"{_line(record)}\n" for record in found).encode())
-    ErrorStream().say(plural(len(found), "fork"))
+    with _forks_of(directory, invocation) as found:
+        if invocation.wants_json:
+            invocation.put_json({"forks": [fork_json(record) for record in found]})
+        else:
+            put("".join(f"{_line(record)}\n" for record in found).encode())
+            ErrorStream().say(plural(len(found), "fork"))
     return 0
+
+
+@contextmanager
+def _forks_of(directory: Path, invocation: Invocation) -> Generator[Sequence[Fork]]:
+    """The forks of DIR, which may be gone.
+
+    Raises what `opened` does.
+    """
+    if os.path.lexists(directory):
+        with opened(directory, invocation, changes=False) as workspace:
+            yield workspace.forks()
+        return
+    try:
+        if not (store := store_directory(directory)).exists():
+            raise NotStartedError(f"{directory} is gone, and so is its history")
+        yield forks_of(store)
+    except (ValueError, OSError) as error:
+        raise NotStartedError(describe_error(error)) from None
 
 
 def _put_difference(patch: bytes, invocation: Invocation) -> int:
@@ -113,7 +141,8 @@ def _put_difference(patch: bytes, invocation: Invocation) -> int:
 
 
 def _line(record: Fork) -> str:
-    state = "" if record.state == "ready" else f"  ({record.state})"
+    states = [*([] if record.state == "ready" else [record.state]), *(["source gone"] if record.source_is_gone else [])]
+    state = f"  ({', '.join(states)})" if states else ""
     made = f"{record.created_at.astimezone():%Y-%m-%d %H:%M}"
     score = f"  {printable(escape_path(record.score))}" if record.score else ""
     return f"{record.name:16}  {made}  step {record.step:<5}  {escape_path(record.root)}{state}{score}"
@@ -179,13 +208,16 @@ def _why(done: Promotion, path: str) -> str:
     return f"  ({printable(escape_path(reason))})" if reason else ""
 
 
-@history_command
+@history_command_of_gone
 @NAME
 def discard(invocation: Invocation, directory: Path, name: str) -> int:
     """Delete the fork NAME of DIR: its files and its history. What was promoted stays."""
-    with opened(directory, invocation, changes=False) as workspace:
-        record = workspace.fork_named(name)
-        workspace.discard_fork(name)
+    with _forks_of(directory, invocation) as found:
+        record = {one.name: one for one in found}.get(name)
+        if record is None:
+            there = f"there are: {', '.join(one.name for one in found)}" if found else "there are none"
+            raise NotStartedError(f"there is no fork {name!r}; {there}")
+        discard_fork(record)
     if invocation.wants_json:
         invocation.put_json({"discarded": fork_json(record)})
     else:
@@ -196,4 +228,8 @@ def discard(invocation: Invocation, directory: Path, name: str) -> int:
 def fork_json(record: Fork) -> dict[str, object]:
     """The JSON object of a fork."""
     values = {key: value for key, value in asdict(record).items() if key not in ("inode", "born_ns")}
-    return {**values, "created_at": record.created_at.isoformat(timespec="seconds")}
+    return {
+        **values,
+        "created_at": record.created_at.isoformat(timespec="seconds"),
+        "source_is_gone": record.source_is_gone,
+    }

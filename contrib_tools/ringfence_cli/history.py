@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 
 import click
 
@@ -28,6 +28,7 @@ from ringfence_cli.git_data import git_data_json, git_data_lines
 from ringfence_cli.options import (
     AS_JSON,
     THIS_DIRECTORY,
+    THIS_DIRECTORY_OR_GONE,
     WITH_IGNORED,
     Command,
     Invocation,
@@ -80,13 +81,14 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would beco
 
 def _command_of(
     kind: type[click.Command],
+    directory_argument: Callable[[Any], Any] = THIS_DIRECTORY,
 ) -> Callable[[Callable[Concatenate[Invocation, Path, P], int]], click.Command]:
     def made(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
         @wraps(function)
         def in_workspace(invocation: Invocation, directory: Path, *args: P.args, **kwargs: P.kwargs) -> int:
             return function(invocation, workspace_of(directory), *args, **kwargs)
 
-        return click.command(cls=kind)(THIS_DIRECTORY(AS_JSON(click.pass_obj(in_workspace))))
+        return click.command(cls=kind)(directory_argument(AS_JSON(click.pass_obj(in_workspace))))
 
     return made
 
@@ -94,6 +96,11 @@ def _command_of(
 def history_command(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
     """Make a command over the workspace at DIR."""
     return _command_of(HistoryCommand)(function)
+
+
+def history_command_of_gone(function: Callable[Concatenate[Invocation, Path, P], int]) -> click.Command:
+    """Make a command over the workspace at DIR, which may be gone."""
+    return _command_of(HistoryCommand, THIS_DIRECTORY_OR_GONE)(function)
 
 
 class HistoryCommand(Command):

@@ -286,13 +286,18 @@ def number(ctx: click.Context, param: click.Parameter, value: float | None) -> f
     return value
 
 
-THIS_DIRECTORY = click.argument(
-    "directory",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="[DIR]",
-    default=".",
-    shell_complete=_complete_directory,
-)
+def _this_directory(*, exists: bool) -> Callable[[Any], Any]:
+    return click.argument(
+        "directory",
+        type=click.Path(exists=exists, file_okay=False, path_type=Path),
+        metavar="[DIR]",
+        default=".",
+        shell_complete=_complete_directory,
+    )
+
+
+THIS_DIRECTORY = _this_directory(exists=True)
+THIS_DIRECTORY_OR_GONE = _this_directory(exists=False)
 WITH_IGNORED = click.option(
     "--with-ignored", is_flag=True, help="Show changes of paths that git ignores, which are else only counted."
 )

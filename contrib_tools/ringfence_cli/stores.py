@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import click
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence.escapes import escape_path
+from ringfence_cli.forks import MAX_NAMED, fork_json
 from ringfence_cli.options import AS_JSON, Commands, Invocation
-from ringfence_sandbox import HistoryStore, forget_store
+from ringfence_sandbox import Fork, HistoryStore, Workspace, discard_fork, forget_store, forks_of
 from ringfence_sandbox import stores as all_stores
 from ringfence_tools.printable import plural, why
 from ringfence_tools.runs.command_errors import BusyError, NotStartedError
@@ -44,27 +46,58 @@ def _list(invocation: Invocation) -> int:
 @stores.command()
 @click.argument("roots", nargs=-1, metavar="[DIR]...")
 @click.option("--gone", is_flag=True, help="Those whose directory was removed.")
+@click.option(
+    "--discard-forks",
+    "discards",
+    is_flag=True,
+    help="With --gone: also if a fork of such a directory holds what was not promoted.",
+)
 @click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
 @AS_JSON
 @click.pass_obj
-def forget(invocation: Invocation, roots: tuple[str, ...], gone: bool, dry_run: bool) -> int:
+def forget(invocation: Invocation, roots: tuple[str, ...], gone: bool, discards: bool, dry_run: bool) -> int:
     """Delete the history of each DIR. The files of DIR stay; its steps cannot be undone afterwards.
 
-    DIR may be gone, too. The policy file of a directory that is still there stays.
+    DIR may be gone, too. The policy file of a directory that is still there stays. With --gone, the forks of a
+    directory are discarded, unless they hold what was not promoted.
     """
-    if bool(roots) == gone:
+    if bool(roots) == gone or (discards and not gone):
         raise click.UsageError("name the directories, as `ringfence stores` lists them, or give --gone")
     chosen = [store for store in all_stores() if store.root_is_gone] if gone else _of(roots)
+    forgotten, discarded, problems = list[HistoryStore](), list[Fork](), list[str]()
+    errors = ErrorStream()
     for store in chosen:
-        if not dry_run:
-            _forget(store)
+        if not store.path.exists():  # it was that of a fork of an earlier one
+            continue
+        try:
+            forks = _forks_to_discard(store, discards=discards) if gone else ()
+            if not dry_run:
+                _forget(store, forks)
+        except click.ClickException as error:
+            if not gone:
+                raise
+            problems.append(error.format_message())
+            continue
+        forgotten.append(store)
+        discarded += forks
         if not invocation.wants_json:
             put(f"{_line(store)}\n".encode())
+            for fork in forks:
+                errors.say(f"with its fork {fork.name}, {escape_path(fork.root)}")
     if invocation.wants_json:
-        invocation.put_json({"dry_run": dry_run, "forgotten": [_json(store) for store in chosen]})
-    size = _size(sum(store.size_bytes for store in chosen))
-    ErrorStream().say(f"{'would forget' if dry_run else 'forgot'} {plural(len(chosen), 'history')}, {size}")
-    return 0
+        invocation.put_json(
+            {
+                "dry_run": dry_run,
+                "forgotten": [_json(store) for store in forgotten],
+                "discarded": [fork_json(fork) for fork in discarded],
+                "problems": problems,
+            }
+        )
+    for problem in problems:
+        errors.say(f"not forgotten: {problem}")
+    size = _size(sum(store.size_bytes for store in forgotten))
+    errors.say(f"{'would forget' if dry_run else 'forgot'} {plural(len(forgotten), 'history')}, {size}")
+    return NotStartedError.exit_code if problems else 0
 
 
 def _of(roots: Sequence[str]) -> list[HistoryStore]:
@@ -79,15 +112,62 @@ def _of(roots: Sequence[str]) -> list[HistoryStore]:
     return list(chosen.values())
 
 
-def _forget(store: HistoryStore) -> None:
-    try:
+def _forks_to_discard(store: HistoryStore, *, discards: bool) -> Sequence[Fork]:
+    """Return the forks of a directory that is gone and their own forks, those first that borrow from others.
+
+    Raises NotStartedError for one with unpromoted changes, unless they may go, and BusyError for one that is open."""
+    found = list[Fork]()
+
+    def add(place: str | os.PathLike[str]) -> None:
+        for fork in forks_of(place):
+            add(fork.store)
+            found.append(fork)
+
+    add(store.path)
+    for fork in () if discards else found:
+        with _as_refusal(fork.root):
+            if held := _held(fork):
+                named = ", ".join(escape_path(path) for path in held[:MAX_NAMED]) + (
+                    ", ..." if held[MAX_NAMED:] else ""
+                )
+                raise NotStartedError(
+                    f"the fork {fork.name} of {_root(store)} holds what was not promoted, in {escape_path(fork.root)}: "
+                    f"{named}. --discard-forks deletes it"
+                )
+    return found
+
+
+def _held(fork: Fork) -> Sequence[str]:
+    """Return what of a fork is nowhere else: paths, or in words."""
+    if fork.state == "ready":
+        with Workspace.open(fork.root, store=fork.store) as opened:
+            return opened.unpromoted()
+    if fork.state == "forgotten":
+        return ["its files, whose history was deleted"]
+    if fork.state == "gone" and not os.path.isdir(os.path.dirname(fork.root)):
+        return ["its directory, which may be on a disk that is not mounted"]
+    return ()
+
+
+def _forget(store: HistoryStore, forks: Sequence[Fork]) -> None:
+    for fork in forks:
+        with _as_refusal(fork.root):
+            discard_fork(fork)
+    with _as_refusal(_root(store)):
         forget_store(store, keep=() if store.root_is_gone else (FILE_NAME,))
+
+
+@contextmanager
+def _as_refusal(root: str) -> Generator[None]:
+    """Raise NotStartedError or BusyError for what keeps a history from being deleted."""
+    try:
+        yield
     except WorkspaceLockedError as error:
         raise BusyError(str(error)) from None
     except ValueError as error:
         raise NotStartedError(str(error)) from None
     except OSError as error:
-        raise NotStartedError(f"the history of {_root(store)} cannot be deleted: {why(error)}") from None
+        raise NotStartedError(f"the history of {root} cannot be deleted: {why(error)}") from None
 
 
 def _line(store: HistoryStore) -> str:
@@ -95,6 +175,9 @@ def _line(store: HistoryStore) -> str:
 
 
 def _root(store: HistoryStore) -> str:
+    if store.source and not store.root_is_gone:
+        gone = "" if os.path.isdir(store.source) else ", which is gone"
+        return f"{escape_path(store.root)}  (fork of {escape_path(store.source)}{gone})"
     state = "  (gone)" if store.root_is_gone else "  (replaced)" if store.root_is_replaced else ""
     return escape_path(store.root or os.fspath(store.path)) + state
 
@@ -108,6 +191,7 @@ def _json(store: HistoryStore) -> dict[str, object]:
         "root": store.root,
         "root_is_gone": store.root_is_gone,
         "root_is_replaced": store.root_is_replaced,
+        "source": store.source or None,
         "store": os.fspath(store.path),
         "size_bytes": store.size_bytes,
         "used_at": store.used_at.isoformat(timespec="seconds"),

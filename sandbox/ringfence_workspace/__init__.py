@@ -10,7 +10,8 @@ from ringfence.lazy_names import lazy_names
 if TYPE_CHECKING:
     from ringfence_workspace.call_process import CallProcess
     from ringfence_workspace.commands import CommandResult, ShellEnvironment
-    from ringfence_workspace.forks.fork_records import Fork
+    from ringfence_workspace.forks.fork_making import discard_fork
+    from ringfence_workspace.forks.fork_records import Fork, forks_of
     from ringfence_workspace.forks.promotion import Promotion
     from ringfence_workspace.history.git_data import GitDataChanges
     from ringfence_workspace.history.hidden_rule import describe_lost_rule, remembered_hidden
@@ -62,8 +63,10 @@ __all__ = [
     "checkout_revision",
     "describe_lost_rule",
     "describe_replaced_root",
+    "discard_fork",
     "find_workspace",
     "forget_store",
+    "forks_of",
     "is_output",
     "is_reserved",
     "record_root",
@@ -105,8 +108,10 @@ _MODULES = {
     "checkout_revision": "ringfence_workspace.revisions",
     "describe_lost_rule": "ringfence_workspace.history.hidden_rule",
     "describe_replaced_root": "ringfence_workspace.history.store_roots",
+    "discard_fork": "ringfence_workspace.forks.fork_making",
     "find_workspace": "ringfence_workspace.workspace",
     "forget_store": "ringfence_workspace.history_stores",
+    "forks_of": "ringfence_workspace.forks.fork_records",
     "is_output": "ringfence_workspace.outputs",
     "is_reserved": "ringfence_workspace.tree.confined",
     "record_root": "ringfence_workspace.history.store_roots",

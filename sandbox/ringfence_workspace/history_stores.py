@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ringfence.errors import RingfenceError, WorkspaceLockedError
-from ringfence_workspace.forks.fork_records import borrowing_forks
+from ringfence_workspace.forks.fork_records import borrowing_forks, own_fork
 from ringfence_workspace.history.store import FOLDER, Store
 from ringfence_workspace.history.store_roots import recorded_path, replaced
 from ringfence_workspace.locking import describe_holder
@@ -31,7 +31,7 @@ class HistoryStore:
     """The history of one workspace, and what else is kept for it.
 
     ``root`` is the real path of the directory, empty if the store does not say it. ``root_is_gone`` says that nothing
-    is there, ``root_is_replaced`` that another directory is.
+    is there, ``root_is_replaced`` that another directory is. ``source`` is what it is a fork of, empty if it is none.
     """
 
     path: Path
@@ -40,6 +40,7 @@ class HistoryStore:
     root_is_replaced: bool
     size_bytes: int
     used_at: datetime
+    source: str = ""
 
 
 def stores() -> Sequence[HistoryStore]:
@@ -127,7 +128,9 @@ def _described(path: Path) -> HistoryStore:
     root = recorded_path(path)
     is_gone = bool(root) and not os.path.isdir(root)
     is_replaced = replaced(root, os.fspath(path))
-    return HistoryStore(path, root, is_gone, is_replaced, size, datetime.fromtimestamp(used, UTC))
+    fork = own_fork(os.fspath(path))
+    source = "" if fork is None else fork.source
+    return HistoryStore(path, root, is_gone, is_replaced, size, datetime.fromtimestamp(used, UTC), source)
 
 
 @contextmanager

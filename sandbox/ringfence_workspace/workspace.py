@@ -744,6 +744,11 @@ class Workspace(WorkspaceForks):
         """Raises LookupError where its directory is gone, and ValueError for another one in its place."""
         if not os.path.isdir(fork.root):
             raise LookupError(f"the directory of the fork {fork.name!r} is gone: {fork.root}; discard the fork")
+        if fork.state == "forgotten":
+            raise LookupError(
+                f"the history of the fork {fork.name!r} was deleted: copy what you need from {fork.root}, then discard "
+                "the fork"
+            )
         if replaced(fork.root, fork.store):
             raise ValueError(f"{fork.root} is another directory than the fork {fork.name!r}: discard the fork")
         return Workspace.open(fork.root, store=fork.store)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.participants import Change, Step
@@ -16,7 +17,7 @@ from ringfence_workspace.history.entries import Difference
 from ringfence_workspace.history.history_views import patch_text, unified
 from ringfence_workspace.history.ignored_files import IgnoredInHistory, IgnoredSince, Repository
 from ringfence_workspace.history.step_lookup import StepName
-from ringfence_workspace.history.store import reporting_damage
+from ringfence_workspace.history.store import FOLDER, Store, reporting_damage
 from ringfence_workspace.history.undo_plan import Planner, ReversalPlan
 from ringfence_workspace.transaction.step_history import StepHistory
 from ringfence_workspace.workspace_history import WorkspaceHistory
@@ -114,9 +115,9 @@ class WorkspaceForks(WorkspaceHistory):
             ValueError: there are forks of the fork.
             OSError: something of it cannot be removed. `forks` still has it.
         """
-        from ringfence_workspace.forks.fork_making import discard
+        from ringfence_workspace.forks.fork_making import discard_fork
 
-        discard(self.fork_named(name))
+        discard_fork(self.fork_named(name))
 
     def _promote(self, own: WorkspaceForks, on_conflict: OnConflict, *, dry_run: bool, with_git: bool) -> Promotion:
         """Promote an opened fork, whose newest commit has its tree as it is."""
@@ -221,6 +222,21 @@ class WorkspaceForks(WorkspaceHistory):
         self.look()
         return self.changes_since(base)
 
+    def unpromoted(self) -> Sequence[str]:
+        """The paths at which this fork has what its source has not, sorted. The directory of the source may be gone.
+
+        Raises:
+            ValueError: it is no fork, or the history of its source cannot be read.
+            OSError: the history of its source is gone.
+        """
+        from ringfence_workspace.forks.promotion import ForkChanges
+
+        fork = self._as_fork()
+        self.look()
+        with self._looking_alone(), closing(Store.open(Path(fork.source_store, FOLDER), writable=False)) as source:
+            found = ForkChanges(fork, self._store, source, self.filesystem.hides)
+            return sorted({*found.kept, *found.unclear, *found.missing()})
+
     def patch(self) -> bytes:
         """The patch of `changes_since_fork` without paths that git ignores, which applies to a clean checkout.
 
@@ -262,9 +278,9 @@ class WorkspaceForks(WorkspaceHistory):
             WorkspaceLockedError: another process has opened it meanwhile.
             OSError: something of it cannot be removed. Its source still names it.
         """
-        from ringfence_workspace.forks.fork_making import discard
+        from ringfence_workspace.forks.fork_making import discard_fork
 
         fork = self._as_fork()
         with reporting_damage(self._store.folder, (KeyError,)):
             self.close()
-        discard(fork)
+        discard_fork(fork)

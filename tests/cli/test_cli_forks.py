@@ -159,3 +159,63 @@ def test_the_usual_files_with_secrets_are_hidden_in_a_directory_without_a_histor
     assert ringfence_text("promote", tree, "one").returncode == 0
     assert ((tree / ".env").read_text(), (tree / "a.txt").read_text()) == ("K=1\n", "changed\n")
     assert not (fork(tree, "clean", "--no-secrets", "--into", tmp_path / "clean") / ".env").exists()
+
+
+def gone(tree: Path) -> Path:
+    shutil.rmtree(tree)
+    return tree
+
+
+def test_the_forks_of_a_directory_that_is_gone_are_listed_and_discarded(tree: Path) -> None:
+    place = fork(tree, "one")
+    gone(tree)
+    assert f"{place}  (source gone)" in ringfence_text("forks", tree).stdout
+    (listed,) = answer("forks", tree)["forks"]
+    assert (listed["name"], listed["state"], listed["source_is_gone"]) == ("one", "ready", True)
+    assert "there is no fork 'two'; there are: one" in ringfence_text("discard", tree, "two").stderr
+    done = ringfence_text("discard", tree, "one")
+    assert (done.returncode, done.stderr) == (0, f"the fork one is gone, with {place}\n")
+    assert not place.exists()
+    assert answer("forks", tree)["forks"] == []
+    assert ringfence("stores", "forget", tree).returncode == 0
+    done = ringfence_text("forks", tree)
+    assert (done.returncode, "is gone, and so is its history" in done.stderr) == (2, True)
+
+
+def test_forget_gone_discards_forks_without_unpromoted_changes_and_goes_on_after_others(
+    tree: Path, tmp_path: Path
+) -> None:
+    (tree / ".env").write_text("KEY=1\n")
+    shutil.copytree(tree, tmp_path / "other")
+    promoted, clean = fork(tree, "promoted"), fork(tmp_path / "other", "clean", "--into", tmp_path / "clean")
+    (promoted / "a.txt").write_text("promoted\n")
+    assert ringfence("promote", tree, "promoted").returncode == 0
+    assert answer("fork", promoted, "below")["fork"]["source"] == str(promoted)
+    changed = fork(tree, "changed")
+    (changed / "a.txt").write_text("not promoted\n")
+    gone(tree)
+    gone(tmp_path / "other")
+    assert f"(fork of {tree}, which is gone)" in ringfence_text("stores").stdout
+    done = ringfence_text("stores", "forget", "--gone")
+    assert done.returncode == 2
+    words = " ".join(done.stderr.split())
+    assert f"the fork changed of {tree} (gone) holds what was not promoted, in {changed}: a.txt." in words
+    assert f"with its fork clean, {clean}" in words
+    assert (clean.exists(), promoted.exists(), changed.exists()) == (False, True, True)
+    found = answer("stores", "forget", "--gone", "--discard-forks")
+    assert [one["root"] for one in found["forgotten"]] == [str(tree)]
+    assert [one["name"] for one in found["discarded"]] == ["changed", "below", "promoted"]
+    assert not promoted.exists()
+    assert json.loads(ringfence("stores", "--json").stdout)["stores"] == []
+
+
+def test_a_fork_whose_history_was_deleted_is_only_to_be_discarded(tree: Path) -> None:
+    place = fork(tree, "one")
+    assert ringfence("stores", "forget", place).returncode == 0
+    assert answer("forks", tree)["forks"][0]["state"] == "forgotten"
+    done = ringfence_text("promote", tree, "one")
+    words = " ".join(done.stderr.split())
+    assert (done.returncode, "the history of the fork 'one' was deleted: copy what you need from" in words) == (2, True)
+    assert ringfence("fork", tree, "one").returncode != 0
+    assert ringfence("discard", tree, "one").returncode == 0
+    assert not place.exists()

@@ -93,7 +93,7 @@ def make_fork(
     """
     check_fork_name(name)
     for earlier in forks_of(source.store):
-        if earlier.name == name and earlier.state == "ready":
+        if earlier.name == name and earlier.state in ("ready", "forgotten"):
             raise FileExistsError(
                 errno.EEXIST, f"there is a fork {name!r}: discard it, or choose another name", earlier.root
             )
@@ -344,8 +344,8 @@ def _is_fine(stamp: Stamp) -> bool:
 # Removing it.
 
 
-def discard(fork: Fork) -> None:
-    """Remove a fork: its files, and its history. It can be repeated where it was interrupted.
+def discard_fork(fork: Fork) -> None:
+    """Delete a fork: its files and its history. Its source may be gone. It can be repeated where it was interrupted.
 
     Raises:
         WorkspaceLockedError: a process has it open.

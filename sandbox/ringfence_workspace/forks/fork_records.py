@@ -21,7 +21,7 @@ BASE = "base"
 _OWN = "fork.json"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.|lock$|json$|$)){0,63}")
 
-ForkState: TypeAlias = Literal["ready", "unfinished", "gone"]
+ForkState: TypeAlias = Literal["ready", "unfinished", "gone", "forgotten"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Fork:
     """A fork of a workspace: a directory with a store of its own.
 
     ``state`` is *ready*; *unfinished*, where a process was killed while it made or discarded the fork, which is then
-    only to be discarded; or *gone*, where its directory was removed by hand.
+    only to be discarded; *gone*, where its directory was removed by hand; or *forgotten*, where its history was
+    deleted, so that nothing can tell what it has changed.
     """
 
     name: str
@@ -73,6 +74,11 @@ class Fork:
             return (os.fstat(descriptor).st_ino, birth_ns(descriptor)) == (self.inode, self.born_ns)
         finally:
             os.close(descriptor)
+
+    @property
+    def source_is_gone(self) -> bool:
+        """Whether nothing is where its source was."""
+        return not os.path.isdir(self.source)
 
     @property
     def unfinished_root(self) -> str:
@@ -148,8 +154,8 @@ def own_fork(store: str) -> Fork | None:
         return None
 
 
-def forks_of(source_store: str) -> Sequence[Fork]:
-    """The forks of the workspace of a store, by name."""
+def forks_of(source_store: str | os.PathLike[str]) -> Sequence[Fork]:
+    """Return the forks of the workspace of a store, by name. Its directory may be gone."""
     found: list[Fork] = []
     for path in sorted(Path(source_store, FORKS).glob("*.json")):
         try:
@@ -177,7 +183,10 @@ def _as_it_is(fork: Fork) -> Fork:
         # A kill came between the last two steps of making it: it has its name, and its own store says that it is whole.
         own = own_fork(fork.store)
         return own if own is not None and own.created_at == fork.created_at and own.is_there else fork
-    return fork if fork.is_there else replace(fork, state="gone")
+    if not fork.is_there:
+        return replace(fork, state="gone")
+    own = own_fork(fork.store)
+    return fork if own is not None and own.created_at == fork.created_at else replace(fork, state="forgotten")
 
 
 def fork_named(source_store: str, name: str) -> Fork:

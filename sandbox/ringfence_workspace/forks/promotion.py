@@ -169,6 +169,12 @@ class ForkChanges:
         self._contents[oid := blob_id(content)] = content
         return oid
 
+    def missing(self) -> Sequence[str]:
+        """The paths that the source has not as the fork does."""
+        states, tip = self._source.states, self._source.tip or ""
+        changed = [one for one in self.changes if one.changes_content]
+        return [path for path, _, after in changed if Difference(path, states.entry(tip, path), after).changes_content]
+
     def content(self, oid: str) -> bytes:
         """The bytes of what the fork has."""
         return self._contents[oid] if oid in self._contents else self._own.states.content(oid)
