@@ -176,8 +176,13 @@ def promotion_json(done: Promotion) -> dict[str, object]:
         {"path": escape_path(path), "outcome": outcome, "reason": done.reasons.get(path)}
         for path, outcome in done.outcomes.items()
     ]
-    step = serde.dump(done.step) if done.step is not None else None
-    return {"paths": paths, "step": step, "notes": [escape_path(note) for note in done.notes], "git_ref": done.git_ref}
+    return {
+        "paths": paths,
+        "step": serde.dump(done.step) if done.step is not None else None,
+        "notes": [escape_path(note) for note in done.notes],
+        "left_out": [{"path": escape_path(path), "reason": reason} for path, reason in done.left_out.items()],
+        "git_ref": done.git_ref,
+    }
 
 
 def say_promotion(done: Promotion, directory: Path, *, dry_run: bool = False) -> None:
@@ -185,6 +190,7 @@ def say_promotion(done: Promotion, directory: Path, *, dry_run: bool = False) ->
     lines = [
         f"{outcome:9} {printable(display_path(path))}{_why(done, path)}\n" for path, outcome in done.outcomes.items()
     ]
+    lines += [f"left out  {printable(display_path(path))}  ({why})\n" for path, why in done.left_out.items()]
     put("".join(lines).encode())
     errors, here = ErrorStream(), shlex.quote(str(directory))
     counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(done.outcomes.values()).items())
@@ -195,6 +201,11 @@ def say_promotion(done: Promotion, directory: Path, *, dry_run: bool = False) ->
         errors.say(f"nothing was changed; it would be {counts}" if stays else counts)
     for note in done.notes:
         errors.say(escape_path(note))
+    if done.left_out:
+        them = "it" if len(done.left_out) == 1 else "them"
+        errors.say(
+            f"{plural(len(done.left_out), 'change')} of the fork left out: `ringfence discard` would delete {them}"
+        )
     if done.git_ref and not stays:
         errors.say(f"its commits are named by {done.git_ref}")
     if done.conflicts and done.step is None and not dry_run:
@@ -227,7 +238,7 @@ def discard(invocation: Invocation, directory: Path, name: str) -> int:
 
 def fork_json(record: Fork) -> dict[str, object]:
     """The JSON object of a fork."""
-    values = {key: value for key, value in asdict(record).items() if key not in ("inode", "born_ns")}
+    values = {key: value for key, value in asdict(record).items() if key not in ("inode", "born_ns", "copied_ns")}
     return {
         **values,
         "created_at": record.created_at.isoformat(timespec="seconds"),

@@ -150,7 +150,8 @@ def _promoted(done: Promotion) -> PromotedFork:
     paths = [
         PromotedPath(display_path(path), outcome, done.reasons.get(path)) for path, outcome in done.outcomes.items()
     ]
-    notes = tuple(done.notes[:MAX_NAMED])
+    left_out = [f"left out: {display_path(path)} ({why})" for path, why in done.left_out.items()]
+    notes = tuple([*done.notes, *left_out][:MAX_NAMED])
     if done.git_ref:
         notes = (*notes, f"its commits are named by {done.git_ref}")
     return PromotedFork(done.fork.name, tuple(paths[:MAX_LISTED]), max(0, len(paths) - MAX_LISTED), notes)
@@ -159,7 +160,7 @@ def _promoted(done: Promotion) -> PromotedFork:
 def _message(done: Promotion, is_dry: bool) -> str:
     counts = Counter(done.outcomes.values())
     if not counts:
-        return f"the candidate {done.fork.name} has no changes"
+        return f"the candidate {done.fork.name} has nothing to promote"
     would = "would be " if is_dry else ""
     changed = counts["applied"] + counts["merged"]
     return f"{plural(changed, 'path')} {would}promoted, {counts['kept']} kept, {plural(counts['conflict'], 'conflict')}"

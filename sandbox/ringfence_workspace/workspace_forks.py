@@ -149,8 +149,9 @@ class WorkspaceForks(WorkspaceHistory):
                 notes += self._apply(history, plan, found, git)
                 history.promotes = f"{fork.name} {found.tip}"
             outcomes = outcomes_of(plan, found.changes)
+            left_out = dict(sorted({**found.submodules, **own._uncovered_changes(fork)}.items()))
         step = None if is_planned else self._made(transaction, history)
-        return Promotion(fork, outcomes, reasons_of(plan), step, notes, "" if git is None else git.ref)
+        return Promotion(fork, outcomes, reasons_of(plan), step, notes, left_out, "" if git is None else git.ref)
 
     def _git_changes(self, fork: Fork, *, with_git: bool) -> tuple[GitChanges | None, list[str]]:
         from ringfence_workspace.forks.fork_git import CANDIDATES, git_changes
@@ -200,6 +201,13 @@ class WorkspaceForks(WorkspaceHistory):
             raise ValueError(f"{self.root} is no fork")
         return found
 
+    def _uncovered_changes(self, fork: Fork) -> dict[str, str]:
+        from ringfence_workspace.forks.uncovered_changes import uncovered_changes
+
+        history = self.filesystem.history
+        assert history is not None, "it was opened to change it"
+        return uncovered_changes(fork, history)
+
     def keep_score(self, score: str) -> None:
         """Keep how this fork was scored, in words: `forks` of its source shows that.
 
@@ -235,7 +243,7 @@ class WorkspaceForks(WorkspaceHistory):
         self.look()
         with self._looking_alone(), closing(Store.open(Path(fork.source_store, FOLDER), writable=False)) as source:
             found = ForkChanges(fork, self._store, source, self.filesystem.hides)
-            return sorted({*found.kept, *found.unclear, *found.missing()})
+            return sorted({*found.kept, *found.unclear, *found.missing(), *self._uncovered_changes(fork)})
 
     def patch(self) -> bytes:
         """The patch of `changes_since_fork` without paths that git ignores, which applies to a clean checkout.

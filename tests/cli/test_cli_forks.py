@@ -156,7 +156,12 @@ def test_the_usual_files_with_secrets_are_hidden_in_a_directory_without_a_histor
     made = fork(tree, "one", "--into", tmp_path / "one")
     (made / ".env").write_text("K=2\n")
     (made / "a.txt").write_text("changed\n")
-    assert ringfence_text("promote", tree, "one").returncode == 0
+    done = ringfence_text("promote", tree, "one")
+    assert done.returncode == 0
+    assert done.stdout == "applied   a.txt\nleft out  .env  (hidden files are never promoted)\n"
+    assert "1 change of the fork left out: `ringfence discard` would delete it" in " ".join(done.stderr.split())
+    found = answer("promote", tree, "one")
+    assert found["left_out"] == [{"path": ".env", "reason": "hidden files are never promoted"}]
     assert ((tree / ".env").read_text(), (tree / "a.txt").read_text()) == ("K=1\n", "changed\n")
     assert not (fork(tree, "clean", "--no-secrets", "--into", tmp_path / "clean") / ".env").exists()
 

@@ -159,7 +159,7 @@ def test_a_child_that_fails_leaves_the_source_and_its_candidate_as_they_were(wor
         programs=programs,
     )
     assert "what it did is undone" in answers[1]
-    assert "no changes" in answers[2]
+    assert "nothing to promote" in answers[2]
     assert world.files == {"a.txt": "one\n"}
     with Workspace.open(world.workspace.fork_named("a").root, store=world.workspace.fork_named("a").store) as made:
         assert made.steps() == []

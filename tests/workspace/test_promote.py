@@ -152,6 +152,7 @@ def test_hidden_files_and_what_git_ignores_on_both_sides_stay(root: Path) -> Non
         (place / "a.txt").write_text("a\n")
         done = workspace.promote(fork)
         assert done.outcomes == {"a.txt": "applied"}
+        assert done.left_out == dict.fromkeys([".env", "d/.env"], "hidden files are never promoted")
         assert (root / ".env").read_text() == "KEY=secret\n"
         assert not (root / "d/.env").exists()
 

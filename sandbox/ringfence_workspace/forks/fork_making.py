@@ -198,6 +198,7 @@ def _fill(source: ForkSource, fork: Fork, *, secrets: bool) -> Fork:
             state="ready",
             inode=os.fstat(target).st_ino,
             born_ns=birth_ns(target),
+            copied_ns=time.time_ns(),
             base=base,
             points_back=tuple(found),
             rewritten=tuple(sorted(copied.rewritten)),

@@ -48,6 +48,8 @@ class Fork:
     inode: int = 0
     born_ns: int | None = None
     """Of its directory, by which another one in its place is told from it."""
+    copied_ns: int = 0
+    """When its files were copied: what has a later time of change was changed in it."""
     base: str = ""
     """The first commit of its own history."""
     points_back: Sequence[str] = ()

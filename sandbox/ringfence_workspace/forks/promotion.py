@@ -22,6 +22,7 @@ PROMOTED = "promoted"
 _AS_IN_FORK = "it is as in the fork already"
 _HIDDEN = "hidden files are never promoted"
 _GIT = "git's own data is not promoted as files"
+_SUBMODULE = "commits of a submodule stay in the fork: push them, or fetch them from there"
 _IGNORED = "git ignores it, and it has changed here as well"
 
 
@@ -41,6 +42,9 @@ class Promotion:
     step: Step | None = None
     notes: Sequence[str] = ()
     """What else is to be known, in words."""
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the fork has changed and no promotion takes over, by path, and why: what no history covers, as hidden and
+    very large files, and commits of submodules."""
     git_ref: str = ""
     """The ref of git that has the commits of the fork now, or would; empty where it made none."""
 
@@ -101,6 +105,8 @@ class ForkChanges:
         self.tip = own.tip or ""
         self.kept: dict[str, str] = {}
         """The changed paths that are not promoted, and why."""
+        self.submodules: dict[str, str] = {}
+        """The git directories of submodules with new objects, and why these are not promoted."""
         self.unclear: dict[str, str] = {}
         """Those that nobody can promote, since a history does not know them, and why."""
         self.changes: list[Difference] = []
@@ -119,6 +125,9 @@ class ForkChanges:
         if place is not None or self._hides(path):
             if difference.changes_content:
                 self.kept[place or path] = _HIDDEN if place is None else _GIT
+            module, is_object, _ = path.partition("/objects/")
+            if is_object and began is None and module.startswith(".git/modules/"):
+                self.submodules[module] = _SUBMODULE
             return
         own, source = self._own.states, self._source.states
         why = own.unknown(self.tip).why(path, there=after is not None)
