@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ringfence.runtime.policy import Policy
 from ringfence_guard import wording
 from ringfence_guard.background_commands import BackgroundCommands
+from ringfence_guard.call_starts import EarlierChangesPolicy
 from ringfence_guard.guard_log import CallKind, GuardedCallRecord, GuardLog
 from ringfence_guard.judging import EachChangePolicy, SomeDeniedError
 from ringfence_guard.kept_calls import OpenCall, SessionKey
@@ -41,9 +42,16 @@ class CallAdoption:
         self._background, self._pending, self.tried = background, pending, tried
 
     def adopt(
-        self, calls: Sequence[OpenCall], mark: str, paths: Sequence[str] | None, more: Sequence[Policy] = ()
+        self,
+        calls: Sequence[OpenCall],
+        mark: str,
+        paths: Sequence[str] | None,
+        more: Sequence[Policy] = (),
+        earlier: EarlierChangesPolicy | None = None,
     ) -> str:
-        """Adopt calls as one, under more policies than usual. Return what their models are told."""
+        """Adopt calls as one, under more policies than usual. Return what their models are told.
+
+        What is from before their start, by ``earlier``, is somebody else's."""
         first = calls[0].event
         others = [*self._background.lines()] if paths is None else []
         call_id = first.call_id if len(calls) == 1 else mark
@@ -53,7 +61,7 @@ class CallAdoption:
             call_id=call_id,
             session_id=first.session_id,
             paths=paths,
-            policies=(*self.policies, *more),
+            policies=(*([] if earlier is None else [earlier]), *self.policies, *more),
             agent=first.subagent or first.agent,
             prompt_id=first.prompt_id,
             client=first.agent,
@@ -61,7 +69,12 @@ class CallAdoption:
             title=one_line(" + ".join(filter(None, (call.event.arguments for call in calls))), MAX_TITLE),
         )
         try:
-            done = adopt(mark)
+            try:
+                done = adopt(mark)
+            except SomeDeniedError:
+                assert earlier is not None
+                self._workspace().drop_look(self._workspace().begin_look(paths=earlier.paths))
+                done = adopt(mark)
         except ValueError:
             if mark not in self.tried:
                 raise

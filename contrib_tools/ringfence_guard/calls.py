@@ -22,6 +22,7 @@ from ringfence_guard import wording
 from ringfence_guard.adoption import CallAdoption
 from ringfence_guard.answers import HookAnswer, can_take_context
 from ringfence_guard.background_commands import BackgroundCommands
+from ringfence_guard.call_starts import SLACK_SECONDS
 from ringfence_guard.events import HookEvent
 from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
 from ringfence_guard.kept_calls import CallGroup, KeptCalls, KeptCallsFile, SessionKey
@@ -59,15 +60,16 @@ class GuardedCalls:
         settings: GuardSettings | None = None,
         overlap_seconds: float = 10.0,
         verdict_seconds: float = 5.0,
+        slack_seconds: float = SLACK_SECONDS,
         kept_steps: int = 1000,
         state: Path | None = None,
     ) -> None:
         """``open_workspace`` leaves what has changed to the next look. ``overlap_seconds`` is how long a call that may
         change any file waits for another one to end, and any call for a command of a person that has the workspace;
         ``verdict_seconds`` is how long the end of one waits for those that it overlaps, and a person's command for the
-        end of a call. When a session ends and there are twice as many steps as ``kept_steps``, the older ones are
-        dropped. ``state`` is a directory that keeps what is open: if this guard is killed, the next one goes on with
-        it."""
+        end of a call; ``slack_seconds`` is how long the hook of an end may take to start. When a session
+        ends and there are twice as many steps as ``kept_steps``, the older ones are dropped. ``state`` is a directory
+        that keeps what is open: if this guard is killed, the next one goes on with it."""
         self._open_workspace = open_workspace
         self._opened: Workspace | None = None
         self._opened_at: tuple[int, int] | None = None
@@ -91,7 +93,9 @@ class GuardedCalls:
         self._adoption = CallAdoption(
             lambda: self._workspace, log, (self._own_files, *policies), self._background, self._pending, restored
         )
-        self._calls = OpenCalls(self._turn, lambda: self._workspace, self._adoption, self._background, kept, log)
+        self._calls = OpenCalls(
+            self._turn, lambda: self._workspace, self._adoption, self._background, kept, log, self._root, slack_seconds
+        )
         self._step_undo = StepUndo(lambda: self._workspace, log, self._pending)
         self._processes = kept.processes
         self._undone: set[tuple[str, str, str]] = set()

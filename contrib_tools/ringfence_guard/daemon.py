@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -48,6 +49,8 @@ WRITE_QUESTION = json.dumps({"kind": WRITE})[:-1].encode()
 LOCK_SECONDS = 5.0
 """How long somebody else may take to lock a workspace that was handed over, and another guard to end."""
 LOCK_POLL_SECONDS = 0.02
+TICKS = os.sysconf("SC_CLK_TCK")
+"""Of the clock by which the starts of processes are told, in a second."""
 
 
 class SessionProcesses:
@@ -166,7 +169,7 @@ class GuardServer:
                     elif line.startswith(WRITE_QUESTION):
                         self._let_write(connection, json.loads(line), process)
                     else:
-                        connection.sendall(self._respond(line))
+                        connection.sendall(self._respond(line, _start_of(process) / TICKS))
         finally:
             with self._count:
                 self._asking.discard(connection)
@@ -227,31 +230,32 @@ class GuardServer:
             refusal = describe_error(error)
         connection.sendall(json.dumps({"refused": refusal} if refusal else {}).encode() + b"\n")
 
-    def _respond(self, line: bytes) -> bytes:
+    def _respond(self, line: bytes, hooked_at: float) -> bytes:
         """To a hook, its exit code and the length of its output, and both outputs; to a command, an object."""
         is_event = line.startswith(b'{"kind": "event"')
-        answer = self._answer_to(line)
+        answer = self._answer_to(line, hooked_at)
         if not is_event:
             return json.dumps(answer).encode() + b"\n"
         stdout = str(answer.get("stdout", "")).encode(errors="replace")
         stderr = str(answer.get("stderr", "")).encode(errors="replace")
         return f"{answer.get('exit_code', 0)} {len(stdout)}\n".encode() + stdout + stderr
 
-    def _answer_to(self, line: bytes) -> dict[str, Any]:
+    def _answer_to(self, line: bytes, hooked_at: float) -> dict[str, Any]:
         try:
             question: object = json.loads(line)
             if not isinstance(question, dict):
                 raise TypeError("a question is an object")
             given = cast("dict[str, Any]", question)
             if given.get("kind") == "event":
-                return self._take_event(given)
+                return self._take_event(given, hooked_at)
             return self._commands[given["kind"]](given)
         except (RingfenceError, OSError, ValueError, LookupError, TypeError) as error:
             _say(describe_error(error))
             return {"stderr": f"ringfence guard: {describe_error(error)}\n", "exit_code": 2}
 
-    def _take_event(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _take_event(self, given: Mapping[str, Any], hooked_at: float) -> dict[str, Any]:
         event = parse_event(cast("AgentName", given["agent"]), given.get("payload"))
+        event = replace(event, hooked_at=hooked_at)
         session = event.actor[:2]
         self._last_events[event.agent] = event.name
         if event.session_id:

@@ -97,6 +97,11 @@ class HookEvent:
     """The path of the agent's record of the session."""
     parent_session: str = ""
     """The session that this one works for, in an agent whose sub-agents have sessions of their own."""
+    seconds: float | None = None
+    """At the end of a call: how long it ran, without what it waited for a person. None where the agent does not
+    tell."""
+    hooked_at: float = 0.0
+    """When the hook was started, in seconds since the machine was."""
     result: Any = None
     """What the tool answered, in the agent's own shape."""
 
@@ -156,8 +161,14 @@ def _call(event: HookEvent, given: Mapping[str, Any]) -> HookEvent:
         exit_code=_exit_code(event.agent, event.phase, given, result),
         is_background=is_detached or any(arguments.get(key) is True for key in _BACKGROUND_KEYS),
         is_detached=is_detached,
+        seconds=_seconds(event.agent, given),
         result=result,
     )
+
+
+def _seconds(agent: AgentName, given: Mapping[str, Any]) -> float | None:
+    lasted = given.get("duration_ms") if agent == "claude" else None
+    return lasted / 1000 if isinstance(lasted, int | float) and lasted >= 0 else None
 
 
 def _without_text(found: re.Match[str]) -> str:

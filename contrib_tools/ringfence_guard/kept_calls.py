@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from time import time
+from time import CLOCK_BOOTTIME, clock_gettime, time
 from typing import Any, TypeAlias, cast
 
 from ringfence_guard.events import HookEvent
@@ -22,6 +22,11 @@ MOST_BYTES = 1 << 20
 """How long the file gets before a new one is begun."""
 SessionKey: TypeAlias = "tuple[str, str]"
 """The agent and its session."""
+
+
+def boot_time() -> float:
+    """Seconds since the machine was started. Nobody sets this clock, and it goes on in a suspension."""
+    return clock_gettime(CLOCK_BOOTTIME)
 
 
 @dataclass(eq=False, slots=True)
@@ -38,10 +43,12 @@ class OpenCall:
     began: float = field(default_factory=time)
     record_bytes: int = 0
     """How long the agent's record of the session was."""
+    boot: float = field(default_factory=boot_time)
+    """When it began, in seconds since the machine was started."""
 
     def to_json(self) -> dict[str, Any]:
         event = {one.name: getattr(self.event, one.name) for one in fields(HookEvent) if one.name != "result"}
-        own = {name: getattr(self, name) for name in ("mark", "paths", "verdict", "began", "record_bytes")}
+        own = {name: getattr(self, name) for name in ("mark", "paths", "verdict", "began", "record_bytes", "boot")}
         return {"event": event, **own}
 
     @staticmethod
@@ -50,7 +57,8 @@ class OpenCall:
         given["paths"] = None if given["paths"] is None else tuple(given["paths"])
         paths = None if held["paths"] is None else tuple(held["paths"])
         mark, verdict, began = str(held["mark"]), str(held["verdict"]), float(held["began"])
-        return OpenCall(HookEvent(**given), mark, paths, verdict, began, int(held.get("record_bytes", 0)))
+        more = int(held.get("record_bytes", 0)), float(held.get("boot", 0.0))
+        return OpenCall(HookEvent(**given), mark, paths, verdict, began, *more)
 
 
 @dataclass(eq=False, slots=True)
@@ -62,6 +70,8 @@ class CallGroup:
     ended: list[OpenCall] = field(default_factory=list[OpenCall])
     failed: int | None = None
     """The exit code of a command that failed."""
+    start: float | None = None
+    """Files that changed last before that are not of its one call."""
     verdict: str = ""
     is_settled: bool = False
     unheard: list[OpenCall] = field(default_factory=list[OpenCall])

@@ -13,6 +13,7 @@ from ringfence.errors import WorkspaceLockedError
 from ringfence_guard import wording
 from ringfence_guard.adoption import CallAdoption
 from ringfence_guard.background_commands import BackgroundCommands
+from ringfence_guard.call_starts import EarlierChangesPolicy, start_of
 from ringfence_guard.events import HookEvent
 from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
 from ringfence_guard.judging import FailedCommandPolicy
@@ -41,8 +42,11 @@ class OpenCalls:
         background: BackgroundCommands,
         kept: KeptCalls,
         log: GuardLog,
+        root: str,
+        slack_seconds: float,
     ) -> None:
         self._turn, self._workspace, self._log = turn, workspace, log
+        self._root, self._slack_seconds = root, slack_seconds
         self._adoption, self._background, self._pending = adoption, background, kept.pending
         self.files = kept.files
         """Those of tools that name their files."""
@@ -110,6 +114,8 @@ class OpenCalls:
                 assert group is not None
                 if event.exit_code and rolls_back:
                     group.failed = event.exit_code
+                if len(group.open) == 1 and not group.ended:
+                    group.start = start_of(self._root, call, event, self._slack_seconds)
                 return self._end_in_group(group, call, verdict_seconds)
         return None
 
@@ -138,7 +144,8 @@ class OpenCalls:
         try:
             self.settle_files()
             more = () if group.failed is None else (FailedCommandPolicy(group.failed),)
-            group.verdict = self._adoption.adopt(group.ended, group.mark, None, more)
+            earlier = None if group.start is None else EarlierChangesPolicy(self._root, group.start)
+            group.verdict = self._adoption.adopt(group.ended, group.mark, None, more, earlier)
         except FOR_NOW:
             self._adoption.tried.add(group.mark)
             group.unheard = [*group.ended]

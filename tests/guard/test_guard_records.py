@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import CLOCK_BOOTTIME, clock_gettime, sleep
 from typing import Any
 
 import pytest
@@ -263,3 +265,61 @@ def test_a_call_that_was_not_permitted_leaves_one_that_it_overlaps_alone(
     other.tell("PostToolUse", tool_name="Bash", tool_use_id="c0")
     assert claude.open() == []
     assert steps(root) == [("Bash", ("slow.txt",))]
+
+
+@pytest.fixture
+def dialog(root: Path, log: GuardLog) -> Generator[Dialog]:
+    policies = [PathPolicy(deny=["/protected"])]
+    opened = partial(open_guarded, str(root))
+    made = GuardedCalls(root, log, open_workspace=opened, policies=policies, slack_seconds=0.02)
+    yield Dialog(root, made)
+    made.close()
+
+
+class Dialog(Told):
+    """A call of Claude Code that a person has to permit."""
+
+    started = 0.0
+
+    def permit(self) -> None:
+        sleep(0.1)
+        self.started = clock_gettime(CLOCK_BOOTTIME)
+
+    def end(self) -> str:
+        now = clock_gettime(CLOCK_BOOTTIME)
+        more: dict[str, Any] = {"tool_response": {}, "duration_ms": (now - self.started) * 1000}
+        event = self.event("PostToolUse", tool_name="Bash", tool_use_id="c1", **more)
+        return self.calls.handle(replace(event, hooked_at=now)).verdict
+
+
+def test_what_changes_while_a_dialog_waits_is_a_persons_if_they_say_yes(dialog: Dialog, root: Path) -> None:
+    for name in ("protected/old.txt", "old/b.txt"):
+        dialog.write(name)
+    dialog.begin("make")
+    dialog.write("protected/mine.txt")
+    (root / "old/b.txt").unlink()
+    dialog.permit()
+    dialog.write("src/made.txt")
+    assert dialog.end() == ""
+    assert (root / "protected/mine.txt").exists()
+    assert steps(root) == [("Bash", ("src", "src/made.txt"))]
+
+
+def test_what_a_call_does_after_the_dialog_is_judged(dialog: Dialog, root: Path) -> None:
+    dialog.write("elsewhere/old.txt")
+    dialog.begin("mv elsewhere protected")
+    dialog.write("person.txt")
+    dialog.permit()
+    (root / "elsewhere").rename(root / "protected")
+    assert "protected" in dialog.end()
+    assert not (root / "protected").exists()
+    assert (root / "elsewhere/old.txt").exists()
+    assert (root / "person.txt").exists()
+
+
+def test_a_call_that_ran_all_the_time_is_judged_as_a_whole(dialog: Dialog, root: Path) -> None:
+    dialog.started = clock_gettime(CLOCK_BOOTTIME)
+    dialog.begin("make")
+    dialog.write("protected/x")
+    assert "protected" in dialog.end()
+    assert not (root / "protected").exists()
