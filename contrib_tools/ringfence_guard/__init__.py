@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
     from ringfence_guard.guarded_workspace import open_guarded
     from ringfence_guard.installation import HookInstallation
+    from ringfence_guard.left_processes import may_live
     from ringfence_guard.own_files import OwnFilesPolicy
     from ringfence_guard.settings import (
         GuardSettings,
@@ -52,6 +53,7 @@ __all__ = [
     "guarded_root",
     "list_paths",
     "load_settings",
+    "may_live",
     "open_guarded",
     "parse_event",
     "person_writes",
@@ -88,6 +90,7 @@ _MODULES = {
     "guarded_root": ".connection",
     "list_paths": ".wording",
     "load_settings": ".settings",
+    "may_live": ".left_processes",
     "open_guarded": ".guarded_workspace",
     "parse_event": ".events",
     "person_writes": ".connection",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ringfence_guard.events import HookEvent
-from ringfence_guard.kept_calls import SessionKey
+from ringfence_guard.kept_calls import OpenCall, SessionKey
 
 
 @dataclass(eq=False, slots=True)
@@ -17,11 +16,15 @@ class BackgroundCommands:
     detached: dict[SessionKey, list[str]] = field(default_factory=dict[SessionKey, list[str]])
     """Those of them of which the agent does not know that they go on."""
 
+    since: dict[SessionKey, float] = field(default_factory=dict[SessionKey, float])
+    """When the first of them began, in seconds since the machine was started."""
+
     def __bool__(self) -> bool:
         return bool(self.loose)
 
-    def add(self, event: HookEvent) -> None:
-        key = event.actor[:2]
+    def add(self, call: OpenCall) -> None:
+        event, key = call.event, call.event.actor[:2]
+        self.since[key] = min(call.boot, self.since.get(key, call.boot))
         line = event.arguments if event.is_background else f"{event.arguments} (its end was never told)"
         self.loose.setdefault(key, []).append(line)
         if event.is_detached:
@@ -36,6 +39,7 @@ class BackgroundCommands:
     def forget(self, key: SessionKey) -> None:
         self.loose.pop(key, None)
         self.detached.pop(key, None)
+        self.since.pop(key, None)
 
     def lines(self) -> Iterator[str]:
         for lines in self.loose.values():

@@ -26,6 +26,7 @@ from ringfence_guard.call_starts import SLACK_SECONDS
 from ringfence_guard.events import HookEvent
 from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
 from ringfence_guard.kept_calls import CallGroup, KeptCalls, KeptCallsFile, SessionKey
+from ringfence_guard.left_processes import may_live
 from ringfence_guard.open_calls import OpenCalls
 from ringfence_guard.own_files import OwnFilesPolicy
 from ringfence_guard.settings import GuardSettings
@@ -87,7 +88,7 @@ class GuardedCalls:
         restored = {call.mark for call in (*kept.files, *kept.open, *kept.ended)}
         self._goes_on = bool(restored)
         """Whether what the opening finds changed may be of calls that an earlier guard saw begin."""
-        self._background = BackgroundCommands(kept.loose, kept.detached)
+        self._background = BackgroundCommands(kept.loose, kept.detached, kept.since)
         self._pending = kept.pending
         """By agent and session: what its model is to be told with a later event."""
         self._adoption = CallAdoption(
@@ -260,6 +261,7 @@ class GuardedCalls:
                 group.failed,
                 self._background.loose,
                 self._background.detached,
+                self._background.since,
                 self._pending,
                 self._processes,
             )
@@ -282,6 +284,27 @@ class GuardedCalls:
             if len(self._opened.steps()) > 2 * self._kept_steps:
                 self._opened.gc(self._kept_steps)
                 self._log.trim(LOGGED * self._kept_steps)
+
+    def end_background(self, lives: Callable[[SessionKey, float, int, str], bool] = may_live) -> None:
+        """Forget the commands in the background of which nothing lives any more, after a last look at what they have
+        changed. ``lives`` says of a session, a time, the agent's process and the root whether something may.
+
+        Raises as `handle`.
+        """
+        with self._turn:
+            if not self._background or self._opened is None or [*self._calls] or self._calls.group is not None:
+                return
+            since, processes = self._background.since, self._processes
+            over = [
+                key
+                for key in self._background.loose
+                if not lives(key, since.get(key, 0.0), processes.get(key, (0, 0))[0], self._root)
+            ]
+            if over:
+                self._calls.judge_loose()
+                for key in over:
+                    self._background.forget(key)
+                self._save()
 
     def settle_all(self) -> None:
         """Settle the calls that are open: a person stops the guard, and need not wait for their end. Raises as

@@ -32,6 +32,7 @@ from ringfence_guard.events import AgentName, HookEvent, parse_event
 from ringfence_guard.guard_log import GuardLog
 from ringfence_guard.guarded_workspace import open_guarded
 from ringfence_guard.judging import ChosenPolicies
+from ringfence_guard.left_processes import TICKS
 from ringfence_guard.settings import make_guard_directory
 
 SOCKET = "socket"
@@ -49,8 +50,6 @@ WRITE_QUESTION = json.dumps({"kind": WRITE})[:-1].encode()
 LOCK_SECONDS = 5.0
 """How long somebody else may take to lock a workspace that was handed over, and another guard to end."""
 LOCK_POLL_SECONDS = 0.02
-TICKS = os.sysconf("SC_CLK_TCK")
-"""Of the clock by which the starts of processes are told, in a second."""
 
 
 class SessionProcesses:
@@ -106,6 +105,7 @@ class GuardServer:
         self._stopped = threading.Event()
         self._active = 0
         self._used = monotonic()
+        self._next_look = 0.0
         self._count = threading.Lock()
         self._reading = threading.Lock()
         self._asking: set[socket.socket] = set()
@@ -133,6 +133,7 @@ class GuardServer:
                 break
             for agent, session in self._sessions.dead():
                 self._end_session(agent, session)
+            self._end_background()
             with suppress(TimeoutError):
                 connection, _ = listening.accept()
                 with self._count:
@@ -146,6 +147,16 @@ class GuardServer:
                     connection.shutdown(socket.SHUT_RD)
         for thread in threads:
             thread.join()
+
+    def _end_background(self) -> None:
+        """Look whether commands in the background have ended, and take a small part of the time for that."""
+        began = monotonic()
+        if began >= self._next_look:
+            try:
+                self._calls.end_background()
+            except (RingfenceError, OSError, ValueError) as error:
+                _say(describe_error(error))
+            self._next_look = monotonic() + max(POLL_SECONDS, 50 * (monotonic() - began))
 
     def _is_idle(self) -> bool:
         return not len(self._sessions) and not self._active and monotonic() > self._used + self._idle_seconds

@@ -90,6 +90,7 @@ class KeptCalls:
     failed: int | None = None
     loose: dict[SessionKey, list[str]] = field(default_factory=dict[SessionKey, list[str]])
     detached: dict[SessionKey, list[str]] = field(default_factory=dict[SessionKey, list[str]])
+    since: dict[SessionKey, float] = field(default_factory=dict[SessionKey, float])
     pending: dict[SessionKey, list[str]] = field(default_factory=dict[SessionKey, list[str]])
     processes: dict[SessionKey, tuple[int, int]] = field(default_factory=dict[SessionKey, tuple[int, int]])
     """The process of each agent, and when it started: after a reboot another one may have its number."""
@@ -111,7 +112,9 @@ class KeptCalls:
         held: Mapping[str, Any] = json.loads(line)
         calls = {name: [OpenCall.of_json(one) for one in held[name]] for name in ("files", "open", "ended")}
         by_session = {
-            name: {(str(agent), str(session)): value for agent, session, value in cast("Sequence[Any]", held[name])}
+            name: {
+                (str(agent), str(session)): value for agent, session, value in cast("Sequence[Any]", held.get(name, []))
+            }
             for name in _BY_SESSION
         }
         by_session["processes"] = {key: (int(one), int(at)) for key, (one, at) in by_session["processes"].items()}
@@ -156,4 +159,4 @@ class KeptCallsFile:
             raise
 
 
-_BY_SESSION = ("loose", "detached", "pending", "processes")
+_BY_SESSION = ("loose", "detached", "since", "pending", "processes")

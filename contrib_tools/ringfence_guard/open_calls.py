@@ -124,7 +124,7 @@ class OpenCalls:
         group.ended.append(call)
         self._ended.append(_key(call.event))
         if call.event.is_background:
-            self._background.add(call.event)
+            self._background.add(call)
         if not group.open:
             self._settle_group(group)
         until = monotonic() + verdict_seconds
@@ -246,9 +246,8 @@ class OpenCalls:
         self.group = None
 
     def _may_go_on(self, call: OpenCall) -> None:
-        event = call.event
-        if event.is_background or proof_of(call) != "ended":
-            self._background.add(event)
+        if call.event.is_background or proof_of(call) != "ended":
+            self._background.add(call)
 
     def judge_loose(self) -> None:
         """Look at what commands that may still run have changed since the last look, or somebody else."""

@@ -1,0 +1,219 @@
+"""Commands in the background: how long what changes may be theirs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Generator
+from functools import partial
+from pathlib import Path
+from time import CLOCK_BOOTTIME, clock_gettime
+
+import pytest
+
+from ringfence.prompt import PathPolicy
+from ringfence_guard import GuardedCalls, GuardLog, HookAnswer, may_live, open_guarded, parse_event
+
+SESSION = ("claude", "s1")
+TICKS = os.sysconf("SC_CLK_TCK")
+MARK = {"CLAUDECODE": "1", "CLAUDE_CODE_SESSION_ID": "s1"}
+AGENT, SINCE = 50, 100.0
+
+
+class Machine:
+    """The processes of a machine: a first one, a terminal, the agent, and who is started later."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.add(1, 0, 0.0, name="systemd")
+        self.add(2, 0, 0.0, name="kthreadd", flags=0x200000)
+        self.add(40, 1, 10.0, name="terminal (1)")
+        self.add(AGENT, 40, 20.0, name="claude")
+
+    def add(
+        self, number: int, parent: int, started: float, name: str = "sleep", state: str = "S", flags: int = 0
+    ) -> None:
+        place = self.folder / str(number)
+        place.mkdir()
+        words = [state, str(parent), "0", "0", "0", "-1", str(flags), *["0"] * 12, str(round(started * TICKS)), "0"]
+        (place / "stat").write_text(f"{number} ({name}) {' '.join(words)}\n")
+
+    def mark(self, number: int, cwd: str = "/home/u", **environment: str) -> None:
+        (self.folder / str(number) / "cwd").symlink_to(cwd)
+        text = "".join(f"{name}={value}\0" for name, value in environment.items())
+        (self.folder / str(number) / "environ").write_text(text)
+
+    def may_live(self, agent: int = AGENT) -> bool:
+        return may_live(SESSION, SINCE, agent, "/repo", self.folder)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    (tmp_path / "proc").mkdir()
+    return Machine(tmp_path / "proc")
+
+
+def test_nothing_of_a_command_lives_where_no_process_is_younger(machine: Machine) -> None:
+    machine.mark(40, **MARK)
+    assert not machine.may_live()
+
+
+def test_a_process_without_a_parent_of_its_own_may_be_of_it(machine: Machine) -> None:
+    machine.add(60, 1, 101.0)
+    assert machine.may_live()
+
+
+@pytest.mark.parametrize(
+    ("cwd", "environment", "lives"), [("/etc", "", True), ("/etc", "C", False), ("/repo", "C", True)]
+)
+def test_but_not_if_it_works_elsewhere_and_would_have_the_mark(
+    machine: Machine, cwd: str, environment: str, lives: bool
+) -> None:
+    machine.add(60, 1, 101.0)
+    machine.mark(60, cwd, **({"LANG": environment} if environment else {}))
+    assert machine.may_live() == lives
+
+
+def test_so_may_what_the_agent_has_started(machine: Machine) -> None:
+    machine.add(60, AGENT, 101.0)
+    machine.add(61, 60, 102.0)
+    assert machine.may_live()
+
+
+def test_a_command_from_a_persons_terminal_is_not_of_it(machine: Machine) -> None:
+    machine.add(60, 40, 101.0)
+    machine.add(61, 60, 102.0)
+    machine.mark(60, HOME="/home/u")
+    assert not machine.may_live()
+
+
+@pytest.mark.parametrize(("session", "lives"), [("s1", True), ("s2", False)])
+def test_the_mark_of_the_session_shows_one_that_a_service_has_started(
+    machine: Machine, session: str, lives: bool
+) -> None:
+    machine.add(60, 40, 101.0)
+    machine.mark(60, **{**MARK, "CLAUDE_CODE_SESSION_ID": session})
+    assert machine.may_live() == lives
+
+
+def test_one_that_has_ended_and_one_of_the_kernel_are_not_of_it(machine: Machine) -> None:
+    machine.add(60, 1, 101.0, state="Z")
+    machine.add(61, 2, 101.0, flags=0x200000)
+    assert not machine.may_live()
+
+
+def test_one_from_outside_of_the_container_is_not_of_it(machine: Machine) -> None:
+    machine.add(60, 0, 101.0)
+    machine.add(61, 60, 102.0)
+    assert not machine.may_live()
+
+
+def test_where_the_agent_or_the_processes_are_unknown_it_may_live(machine: Machine, tmp_path: Path) -> None:
+    assert machine.may_live(agent=0)
+    assert may_live(SESSION, SINCE, AGENT, "/repo", tmp_path / "nothing")
+
+
+def test_a_real_process_whose_parent_has_ended_is_found() -> None:
+    since = clock_gettime(CLOCK_BOOTTIME)
+    line = "setsid sleep 60 >/dev/null 2>&1 & echo $!"
+    done = subprocess.run(["sh", "-c", line], env={**os.environ, **MARK}, capture_output=True, text=True, check=True)
+    try:
+        assert may_live(SESSION, since, os.getpid(), "/repo")
+    finally:
+        os.kill(int(done.stdout), signal.SIGKILL)
+
+
+@pytest.fixture
+def calls(root: Path) -> Generator[GuardedCalls]:
+    policies = [PathPolicy(deny=["/protected"])]
+    opened = partial(open_guarded, str(root))
+    made = GuardedCalls(root, GuardLog(root.parent), open_workspace=opened, policies=policies)
+    made.watched(SESSION, AGENT, 1)
+    yield made
+    made.close()
+
+
+def bash(root: Path, calls: GuardedCalls, script: str, session: str = "s1") -> HookAnswer:
+    """Run a command whose line says that it goes on. It does not."""
+    common = {"session_id": session, "cwd": str(root), "tool_name": "Bash", "tool_use_id": script}
+    arguments = {"tool_input": {"command": script}}
+    calls.handle(parse_event("claude", {"hook_event_name": "PreToolUse", **common, **arguments}))
+    return calls.handle(parse_event("claude", {"hook_event_name": "PostToolUse", **common, **arguments}))
+
+
+def nothing_lives(session: tuple[str, str], since: float, agent: int, root: str) -> bool:
+    return False
+
+
+def all_live(session: tuple[str, str], since: float, agent: int, root: str) -> bool:
+    return True
+
+
+def change(root: Path, text: str) -> None:
+    (root / "protected").mkdir(exist_ok=True)
+    (root / "protected/mine.txt").write_text(text)
+
+
+def test_what_changes_after_the_end_of_a_command_in_the_background_is_a_persons(
+    root: Path, calls: GuardedCalls
+) -> None:
+    bash(root, calls, "serve &")
+    asked: list[tuple[object, float, int]] = []
+
+    def lives(session: tuple[str, str], since: float, agent: int, root: str) -> bool:
+        asked.append((session, since, agent))
+        return False
+
+    calls.end_background(lives)
+    change(root, "a person's\n")
+    assert bash(root, calls, "true") == HookAnswer()
+    assert (root / "protected/mine.txt").exists()
+    ((session, since, agent),) = asked
+    assert (session, agent) == (SESSION, AGENT)
+    assert since <= clock_gettime(CLOCK_BOOTTIME)
+
+
+def test_what_it_has_changed_until_then_is_judged(root: Path, calls: GuardedCalls) -> None:
+    bash(root, calls, "serve &")
+    change(root, "its own\n")
+    calls.end_background(nothing_lives)
+    assert not (root / "protected").exists()
+    assert "late change" in bash(root, calls, "true").context
+
+
+def test_while_it_lives_what_changes_may_be_its_own(root: Path, calls: GuardedCalls) -> None:
+    bash(root, calls, "serve &")
+    calls.end_background(all_live)
+    change(root, "its own\n")
+    assert "late change" in bash(root, calls, "true").context
+
+
+def test_one_of_another_session_goes_on(root: Path, calls: GuardedCalls) -> None:
+    bash(root, calls, "serve &")
+    bash(root, calls, "watch &", "s2")
+    calls.end_background(lambda session, since, agent, root: session == ("claude", "s2"))
+    change(root, "its own\n")
+    assert "watch &" in bash(root, calls, "true", "s2").context
+
+
+def test_another_guard_knows_when_a_command_began(root: Path, tmp_path: Path) -> None:
+    def started() -> GuardedCalls:
+        opened = partial(open_guarded, str(root))
+        return GuardedCalls(root, GuardLog(root.parent), open_workspace=opened, state=tmp_path)
+
+    calls = started()
+    before = clock_gettime(CLOCK_BOOTTIME)
+    bash(root, calls, "serve &")
+    calls.close()
+    calls = started()
+    calls.open()
+    found: list[float] = []
+
+    def lives(session: tuple[str, str], since: float, agent: int, root: str) -> bool:
+        found.append(since)
+        return True
+
+    calls.end_background(lives)
+    calls.close()
+    assert found[0] >= before
