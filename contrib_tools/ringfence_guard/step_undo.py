@@ -72,28 +72,15 @@ class StepUndo:
         Return what was done, or with ``dry_run`` would be, in words. Raises LookupError where they changed nothing at
         these paths.
         """
-        outcomes: dict[str, str] = {}
-        unknown = self._unknown(calls, paths)
-        made: list[int] = []
-        reversed_steps: list[int] = []
-        missing: NothingToUndoError | None = None
+        numbers = [call.step for call in calls if call.step is not None]
         try:
-            for call in calls:
-                try:
-                    done = self._workspace().undo(step=call.step, paths=paths, dry_run=dry_run)
-                except NothingToUndoError as error:
-                    missing = error
-                    continue
-                # A dry run of an earlier step sees the later ones in conflict with it.
-                outcomes = {**done.outcomes, **outcomes} if dry_run else {**outcomes, **done.outcomes}
-                made += [done.step.number] if done.step is not None else []
-                reversed_steps += [call.step] if paths is None and call.step is not None else []
-        finally:  # also of those before one that failed
-            text = wording.describe_undo(outcomes, made, unknown, dry_run=dry_run)
-            if not dry_run:
-                self._tell(calls, outcomes, made, reversed_steps, text)
-        if missing is not None and not outcomes:
-            raise LookupError(str(missing)) from missing
+            done = self._workspace().undo(step=numbers, paths=paths, dry_run=dry_run)
+        except NothingToUndoError as error:
+            raise LookupError(str(error)) from error
+        made = None if done.step is None else done.step.number
+        text = wording.describe_undo(done.outcomes, made, self._unknown(calls, paths), dry_run=dry_run)
+        if not dry_run:
+            self._tell(calls, done.outcomes, made, numbers if paths is None else (), text)
         return text
 
     def _unknown(self, calls: Sequence[GuardedCallRecord], paths: Collection[str] | None) -> list[str]:
@@ -114,18 +101,17 @@ class StepUndo:
         self,
         calls: Sequence[GuardedCallRecord],
         outcomes: Mapping[str, str],
-        made: Sequence[int],
+        made: int | None,
         reversed_steps: Sequence[int],
         text: str,
     ) -> None:
         """Log an undo, and have the agents told if it has changed anything."""
-        if made or reversed_steps:
+        if made is not None or reversed_steps:
             changed = [path for path, outcome in outcomes.items() if outcome != "conflict"]
-            step = made[-1] if made else None
             self._log.append(
-                GuardedCallRecord("undone", step=step, paths=changed, note=text, undoes=reversed_steps, at=now())
+                GuardedCallRecord("undone", step=made, paths=changed, note=text, undoes=reversed_steps, at=now())
             )
-        for actor in {(one.agent, one.session_id) for one in calls} if made else ():
+        for actor in {(one.agent, one.session_id) for one in calls} if made is not None else ():
             self._pending.setdefault(actor, []).append(
                 f"A person has undone changes of yours. {text} Read them again before you edit them."
             )

@@ -95,9 +95,9 @@ def describe_late(command: str, denied: Mapping[str, str], aborted: int | None) 
 
 
 def describe_undo(
-    outcomes: Mapping[str, str], steps: Sequence[int], unknown: Collection[str] = (), *, dry_run: bool = False
+    outcomes: Mapping[str, str], step: int | None, unknown: Collection[str] = (), *, dry_run: bool = False
 ) -> str:
-    """Say what an undo did or would do, by path, and which steps it made. ``unknown`` are paths of which the history
+    """Say what an undo did or would do, by path, and which step it made. ``unknown`` are paths of which the history
     does not know what they were."""
     changed = [path for path, outcome in outcomes.items() if outcome in ("restored", "removed")]
     stays = [path for path, outcome in outcomes.items() if outcome == "conflict"]
@@ -107,8 +107,7 @@ def describe_undo(
         text += f" These stay, since they were changed later: {list_paths(stays)}."
     if unknown:
         text += f" Not undone, since hidden files are in no history: {list_paths(unknown)}."
-    made = ", ".join(map(str, steps))
-    return f"{text} (step {made})" if made else text
+    return text if step is None else f"{text} (step {step})"
 
 
 def _is_new_object(change: Change) -> bool:

@@ -318,13 +318,14 @@ class Workspace(WorkspaceForks):
         self,
         n: int | None = None,
         *,
-        step: StepName | None = None,
+        step: StepName | Collection[int] | None = None,
         session: str | Collection[str] | None = None,
         paths: Collection[str] | None = None,
         dry_run: bool = False,
         with_ignored: bool = True,
     ) -> Reversal:
         """Reverse the newest `n` steps (by default 1), or ``step`` (a number or a name), with regard for later changes.
+        ``step`` may be several numbers: these steps are reversed together.
 
         With ``session``, its id or several ids, the newest steps are those of these sessions. With ``paths`` only what
         these steps changed there, and below, is reversed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import SEED, spread
 
 from ringfence.prompt import PathPolicy
 from ringfence_guard import GuardedCallRecord, GuardedCalls, GuardLog, parse_event
@@ -104,3 +106,68 @@ def test_a_commit_is_undone_after_a_later_one_was_denied(root: Path, log: ReadLo
         workspace.undo()
         assert git(root, "log", "--format=%s").split() == ["b.txt", "first"]
         assert git(root, "status", "--short") == ""
+
+
+def change_at_random(root: Path, chance: random.Random) -> None:
+    """Make, edit, empty, remove or move a few of a few files."""
+    for _ in range(chance.randint(1, 3)):
+        path = root / chance.choice(("a.txt", "b.txt", "d/c.txt", "d/e.txt"))
+        lines = path.read_text().splitlines() if path.exists() else [*"12345678"]
+        match chance.randrange(5):
+            case 0:
+                path.unlink(missing_ok=True)
+                if path.parent != root and path.parent.exists() and not [*path.parent.iterdir()]:
+                    path.parent.rmdir()
+                continue
+            case 1 if path.exists():
+                path.replace(root / "b.txt")
+                continue
+            case 2:
+                lines = []
+            case _:
+                at = chance.randrange(len(lines) + 1)
+                del lines[at : at + 1]
+                lines.insert(chance.randrange(len(lines) + 1), str(chance.random()))
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.parametrize("seed", spread(range(120), 12))
+def test_a_dry_run_says_what_the_undo_then_does(root: Path, calls: GuardedCalls, tell: Tell, seed: int) -> None:
+    chance = random.Random(f"{SEED} {seed}")
+    for number in range(8):
+        if chance.random() < 0.3:
+            change_at_random(root, chance)  # a person
+        tell("PreToolUse", f"{number}")
+        change_at_random(root, chance)
+        tell("PostToolUse", f"{number}")
+    for _ in range(3):
+        n, by = chance.randint(1, 4), chance.choice(("", "", "prompt"))
+        paths = chance.choice((None, None, ["d"], ["a.txt", "b.txt"]))
+        before = {path: path.read_text() for path in root.rglob("*.txt")}
+        try:
+            would = calls.undo(n, by, paths, dry_run=True)
+        except LookupError as error:
+            with pytest.raises(LookupError, match=".") as caught:
+                calls.undo(n, by, paths)
+            assert str(caught.value) == str(error)
+            continue
+        assert {path: path.read_text() for path in root.rglob("*.txt")} == before
+        did = calls.undo(n, by, paths)
+        words = would.replace("Would be undone", "Undone").replace("Nothing would be undone", "Nothing was undone")
+        assert did.partition(" (step ")[0] == words
+        if chance.random() < 0.5:
+            change_at_random(root, chance)
+
+
+def test_an_undo_of_several_steps_is_one_step(
+    root: Path, calls: GuardedCalls, tell: Tell, workspace: Workspace
+) -> None:
+    for name in ("b", "c"):
+        tell("PreToolUse", name)
+        (root / name).write_text(name)
+        tell("PostToolUse", name)
+    assert calls.undo(2) == "Undone: b, c. (step 3)"
+    workspace.undo()
+    assert (root / "b").exists()
+    assert (root / "c").exists()

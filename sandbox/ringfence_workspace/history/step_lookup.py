@@ -103,15 +103,22 @@ class StepLookup:
         return record if record.number is not None else self.record(self._number(record.commit))
 
     def steps_to_undo(
-        self, n: int | None, step: StepName | None, sessions: Collection[str] | None
+        self,
+        n: int | None,
+        step: StepName | Collection[int] | None,
+        sessions: Collection[str] | None,
     ) -> list[CommitRecord]:
         """The steps to undo, newest first: of some sessions, unless it is None."""
         if step is not None:
             if n is not None:
                 raise ValueError("give either n, for the newest n steps, or step, for that one alone")
-            if (record := self.step(step)).number == 0:
+            named = [step] if isinstance(step, int | str) else sorted(set(step), reverse=True)
+            if not named:
+                raise ValueError("step is empty: give at least one step to undo")
+            records = [self.step(one) for one in named]
+            if any(record.number == 0 for record in records):
                 raise ValueError("the baseline is no step that could be undone; `restore` goes back to it")
-            return [record]
+            return records
         n = 1 if n is None else n
         if n < 1:
             raise ValueError(f"the number of steps to undo is 1 or more, it cannot be {n}")
