@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from ringfence_guard import (
     HookCommand,
     HookInstallation,
     ask_guard,
+    cache_around,
     guard_directory,
     guarded_root,
     list_paths,
@@ -108,6 +110,11 @@ def install(
     policies of the first.
     """
     with _failures():
+        if (cache := cache_around(Path(sys.prefix))) is not None:
+            raise NotStartedError(
+                f"ringfence runs from the cache {escape_path(str(cache))}, and its hooks would end when that is "
+                "cleaned: `uv tool install ringfence`, or `pipx install ringfence`, and then `ringfence guard install`"
+            )
         installation = _installation(client, directory, personal)
         if rollback_on_failure and client in ("codex", "gemini"):
             title = installation.agent.title
@@ -134,6 +141,12 @@ def install(
         save_settings(root, settings)
         for line in _descriptions(scoped_settings(root or Path.home())):
             put_line(line)
+        for above in () if root is None else filter(_is_guarded, root.parents):
+            name = escape_path(str(above))
+            put_line(
+                f"{name} is guarded, too, and calls are denied here while its guard runs: keep one of the two, with "
+                f"`ringfence guard uninstall`, or run `ringfence guard stop --directory {shlex.quote(name)}` before"
+            )
         if trust:
             trusted = CodexTrust(installation.scope, installation.record_path)
             put_line(f"Codex: {trusted.trust(trusted.own_hooks(installation.path), _is_trusted)}")
@@ -155,6 +168,12 @@ def _watches_a_call(root: Path) -> bool:
     """Whether a guard runs whose agent is in the middle of a call: then it goes on, and reads the settings anew."""
     answer = ask_guard(root, {"kind": "status"}, starts=False)
     return answer is not None and bool(answer["status"]["open_calls"])
+
+
+def _is_guarded(directory: Path) -> bool:
+    """Whether a directory has hooks of its own."""
+    has_settings = (guard_directory(directory) / "settings.json").exists()
+    return has_settings and any(_installation(name, directory, False).is_installed() for name in GUARDED_AGENTS)
 
 
 def _program() -> str:

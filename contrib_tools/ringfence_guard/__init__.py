@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from ringfence_guard.events import AgentName, HookEvent, Phase, parse_event
     from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
     from ringfence_guard.guarded_workspace import open_guarded
-    from ringfence_guard.installation import HookInstallation
-    from ringfence_guard.left_processes import may_live
+    from ringfence_guard.installation import HookInstallation, cache_around
     from ringfence_guard.own_files import OwnFilesPolicy
     from ringfence_guard.settings import (
         GuardSettings,
@@ -46,6 +45,7 @@ __all__ = [
     "OwnFilesPolicy",
     "Phase",
     "ask_guard",
+    "cache_around",
     "can_take_context",
     "client_path",
     "format_answer",
@@ -83,6 +83,7 @@ _MODULES = {
     "OwnFilesPolicy": ".own_files",
     "Phase": ".events",
     "ask_guard": ".connection",
+    "cache_around": ".installation",
     "can_take_context": ".answers",
     "client_path": ".settings",
     "format_answer": ".answers",

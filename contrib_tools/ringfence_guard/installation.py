@@ -17,6 +17,13 @@ OWN_COMMAND = "ringfence_guard/hook_client.py"
 _OWN_FILE = "Written by `ringfence guard install"
 
 
+def cache_around(environment: Path) -> Path | None:
+    """The cache that an environment of Python is in, of `uvx` or `pipx run`: a cleaning removes it."""
+    above = environment.parents
+    caches = (one for one in above if (one / "CACHEDIR.TAG").exists() or one.parts[-2:] == (".cache", "pipx"))
+    return next(caches, None)
+
+
 @dataclass(frozen=True, slots=True)
 class HookInstallation:
     """The hooks of one agent in one scope. ``record_path`` is the record of what install wrote; ``say`` gets a line."""

@@ -137,3 +137,14 @@ def test_a_policy_file_is_found_from_any_directory(root: Path, hook: Run, guard:
     done = guard("install", "claude", "--policy", "../rules.toml")
     assert done.returncode == 0, done.stderr
     assert "protected must not be created" in bash(root, hook, "mkdir protected")
+
+
+def test_an_installation_within_a_guarded_directory_says_what_to_do(root: Path, guard: Command) -> None:
+    inner = root / "inner"
+    inner.mkdir()
+    guard("install", "claude")
+    said = guard("install", "claude", "inner").stdout
+    assert f"{root} is guarded, too" in said
+    assert f"`ringfence guard stop --directory {root}`" in said
+    guard("uninstall", "claude")
+    assert "is guarded, too" not in guard("install", "claude", "inner").stdout

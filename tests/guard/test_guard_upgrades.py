@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import venv
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,3 +124,23 @@ def test_a_hook_whose_installation_has_gone_says_so_and_obeys(
         done = installed.fire(event)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert installed.fire("PreToolUse", allow=True).returncode == 0
+
+
+@pytest.mark.parametrize(("cache", "tag"), [("uv/archive-v0", "uv/CACHEDIR.TAG"), (".cache/pipx", "unrelated")])
+def test_hooks_that_a_cleaning_of_a_cache_would_end_are_not_installed(
+    root: Path, tmp_path: Path, cache: str, tag: str
+) -> None:
+    environment = tmp_path / cache / "abc"
+    venv.create(environment, symlinks=True)
+    (tmp_path / tag).write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
+    (environment / "lib" / f"python3.{sys.version_info.minor}" / "site-packages/own.pth").write_text(
+        "\n".join(path for path in sys.path if path)
+    )
+    words = [str(environment / "bin/python"), "-m", "ringfence_cli", "guard", "install", "claude"]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert (
+        f"ringfence runs from the cache {(tmp_path / tag).parent if 'TAG' in tag else tmp_path / cache}" in done.stderr
+    )
+    assert "`uv tool install ringfence`" in done.stderr
+    assert not (root / ".claude").exists()
