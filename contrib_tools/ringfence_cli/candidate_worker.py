@@ -85,7 +85,7 @@ def work(request: CandidateRequest, spec: RunSpec, signals: Signals, tell: Tell)
     """Run a candidate and score it. A run that is not done has no score.
 
     Raises:
-        KeyboardInterrupt: it was interrupted before the run began, or while it was scored.
+        KeyboardInterrupt: it was interrupted before the run began.
         click.ClickException, SpecError, RingfenceError, OSError: the run cannot begin, or the score cannot run.
     """
     with ExitStack() as stack:
@@ -102,8 +102,11 @@ def work(request: CandidateRequest, spec: RunSpec, signals: Signals, tell: Tell)
             record.finish()
             if request.score is not None:
                 tell({"state": "is scored", "calls": record.stats.calls})
-                with signals.let_through():
-                    score = score_of(workspace, request.score, run.limits.place.command_seconds)
+                try:
+                    with signals.let_through():
+                        score = score_of(workspace, request.score, run.limits.place.command_seconds)
+                except KeyboardInterrupt:  # what it has changed is told all the same
+                    outcome.outcome, outcome.error = "interrupted", "interrupted while it was scored"
         workspace.history.keep_score(describe(outcome, score))
         outcome.applied = bool(outcome.changes or outcome.ignored)
         return outcome, score
@@ -133,7 +136,7 @@ def _answer(request: CandidateRequest, spec: RunSpec, signals: Signals, tell: Te
     try:
         outcome, score = work(request, spec, signals, tell)
     except KeyboardInterrupt:
-        outcome = RunOutcome("interrupted", "interrupted before its run began, or while it was scored")
+        outcome = RunOutcome("interrupted", "interrupted before its run began")
     except BusyError as error:
         outcome = RunOutcome("busy", error.format_message())
     except (click.ClickException, PromptValidationError) as error:

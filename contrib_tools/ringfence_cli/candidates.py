@@ -135,11 +135,13 @@ def _free_names(workspace: Workspace, count: int) -> Iterator[str]:
 
 def _cannot_score(fork: Fork, spec: RunSpec, wanted: CandidateOptions) -> str:
     """Say why a score on this machine would not be that of the candidate. Empty: it would be."""
-    if wanted.score is None or spec.place.workspace == "podman" or not (found := runs_source(fork.points_back)):
+    if wanted.score is None or wanted.scores_anyway or spec.place.workspace == "podman":
+        return ""
+    if not (found := runs_source(fork.points_back)):
         return ""
     return (
         f"--score would run the code of {fork.source}, not that of a candidate: {found[0]} names it. With --workspace "
-        "podman all are at the same place"
+        "podman all are at the same place. --score-anyway is for a command that runs the code of its directory"
     )
 
 
@@ -224,7 +226,7 @@ def _json_of(one: Candidate) -> dict[str, object]:
         "outcome": one.outcome,
         "passed": one.is_eligible,
         "score": None if one.score is None else _score_json(one.score),
-        "fork": fork_json(one.fork),
+        "fork": fork_json(replace(one.fork, score=one.describe() if one.run else "")),
         "run": dict(one.run),
     }
 

@@ -241,6 +241,7 @@ def fork_json(record: Fork) -> dict[str, object]:
     values = {key: value for key, value in asdict(record).items() if key not in ("inode", "born_ns", "copied_ns")}
     return {
         **values,
+        "score": record.score or None,
         "created_at": record.created_at.isoformat(timespec="seconds"),
         "source_is_gone": record.source_is_gone,
     }

@@ -169,6 +169,11 @@ def ringfence() -> None:
     help="With --candidates: score each by a command of the shell where its agent worked. It passes with exit code 0; "
     "of those that pass, the highest number on the last line of the output is best.",
 )
+@click.option(
+    "--score-anyway",
+    is_flag=True,
+    help="With --score: also if a Python environment in DIR names DIR. Its packages may be those of DIR then.",
+)
 @click.option("--promote", type=click.Choice(["best"]), help="With --score: make the changes of the best in DIR.")
 @click.option(
     "--jobs",

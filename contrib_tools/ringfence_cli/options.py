@@ -61,20 +61,22 @@ class CandidateOptions:
     score: str | None = None
     promotes: bool = False
     jobs: int | None = None
+    scores_anyway: bool = False
+    """Whether to score although an environment of Python may run the code of the source."""
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> CandidateOptions | None:
         """Take these options out of what was given. None: there are to be no candidates. click.UsageError."""
         count, score, jobs = given.pop("candidates"), given.pop("score"), given.pop("jobs")
-        promote = given.pop("promote")
+        promote, anyway = given.pop("promote"), given.pop("score_anyway")
         if count is None:
-            options = (("--score", score), ("--promote", promote), ("--jobs", jobs))
+            options = (("--score", score), ("--promote", promote), ("--jobs", jobs), ("--score-anyway", anyway or None))
             if alone := [option for option, value in options if value is not None]:
                 raise click.UsageError(f"{' and '.join(alone)}: for --candidates N")
             return None
         if promote is not None and score is None:
             raise click.UsageError("--promote best needs --score COMMAND, which says what is best")
-        return cls(count, score, promote is not None, jobs)
+        return cls(count, score, promote is not None, jobs, anyway)
 
 
 class Command(click.Command):

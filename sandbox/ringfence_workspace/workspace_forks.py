@@ -162,7 +162,10 @@ class WorkspaceForks(WorkspaceHistory):
             return None, [str(error)]
         if found is None or not with_git or not found.ref.startswith(CANDIDATES):
             return found, []
-        return found, [f"the branch of the fork has moved here as well: its commits are named by {found.ref}"]
+        why = (
+            "the branch of the fork has moved here as well" if found.branch else "no branch is checked out in the fork"
+        )
+        return found, [f"{why}: its commits are named by {found.ref}"]
 
     def _apply(
         self, history: StepHistory, plan: ReversalPlan, found: ForkChanges, git: GitChanges | None

@@ -88,6 +88,10 @@ def test_what_cannot_be_is_refused_before_a_fork_is_made(tree: Path, tmp_path: P
     assert done.returncode == 2
     assert "own.pth names it" in " ".join(done.stderr.split())
     assert ringfence_text("forks", tree).stderr == "0 forks\n"
+    found = json.loads(ringfence(*task, "--candidates", "2", "--score", "true", "--score-anyway", "--json").stdout)
+    assert (found["best"], found["candidates"][0]["fork"]["score"]) == ("candidate-1", "passed")
+    done = ringfence_text(*task, "--score-anyway")
+    assert "--score-anyway: for --candidates N" in done.stderr
 
 
 def test_an_interrupt_leaves_the_source_as_it_was_and_names_the_forks(tree: Path, tmp_path: Path) -> None:
@@ -98,14 +102,19 @@ def test_an_interrupt_leaves_the_source_as_it_was_and_names_the_forks(tree: Path
     assert process.stdout is not None
     assert process.stderr is not None
     for line in process.stderr:
-        if b"is scored" in line:
+        name, _, state = line.partition(b": ")
+        if state == b"is scored\n":
             break
+    else:
+        raise AssertionError("none was scored")
     process.send_signal(signal.SIGINT)
     said, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"as it was, and the forks stay" in errors
     # In either order: the second one may have been interrupted before it changed a line.
     assert {line.split()[0] for line in said.splitlines()} == {b"candidate-1", b"candidate-2"}
+    scored = next(line.decode() for line in said.splitlines() if line.startswith(name))
+    assert scored.split()[1:5] == ["interrupted", "+1", "-0", "interrupted"]
     assert [path.name for path in tree.iterdir()] == ["a.txt"]
     assert len(ringfence_text("forks", tree).stdout.splitlines()) == 2
 

@@ -95,6 +95,7 @@ def test_json_says_all_of_a_fork(tree: Path, tmp_path: Path) -> None:
     (tree / ".env").write_text("KEY=secret\n")
     made = answer("fork", tree, "one", "--into", tmp_path / "there", "--no-secrets")["fork"]
     assert (made["name"], made["root"], made["state"], made["step"]) == ("one", str(tmp_path / "there"), "ready", 0)
+    assert (made["score"], made["source_is_gone"]) == (None, False)
     assert (made["points_back"], made["rewritten"]) == (["build/CMakeCache.txt"], ["here"])
     assert made["left_out"]["pipe"] == "special file"
     assert answer("forks", tree)["forks"] == [made]

@@ -278,7 +278,7 @@ def test_forks_are_named_and_discarded(root: Path, workspace: Workspace, tmp_pat
 def test_a_fork_that_has_forks_is_not_discarded(workspace: Workspace) -> None:
     with workspace.fork("a") as first:
         first.fork("b").close()
-        with pytest.raises(ValueError, match="discard b first"):
+        with pytest.raises(ValueError, match="first discard these of .*: b"):
             first.discard()
     with Workspace.open(workspace.fork_named("a").root, read_only=True) as first:
         assert [fork.name for fork in first.forks()] == ["b"]

@@ -76,3 +76,28 @@ def test_new_worktrees_and_commits_of_submodules_are_named(root: Path, tmp_path:
             ".git/modules/sub": "commits of a submodule stay in the fork: push them, or fetch them from there",
             "tree": "a linked worktree of git stays in the fork: push its branch, or fetch it from there",
         }
+
+
+def test_what_is_in_the_place_of_a_hidden_file_is_kept_with_that_reason(root: Path) -> None:
+    (root / ".env").write_text("KEY=1\n")
+    with Workspace.open(root, hide=HiddenFiles()) as workspace:
+        with workspace.fork("a") as fork:
+            place = Path(fork.root)
+        (place / ".env").unlink()
+        (place / ".env").mkdir()
+        (place / ".env/inner").write_text("x\n")
+        done = workspace.promote("a")
+        assert done.reasons == {".env": HIDDEN, ".env/inner": ".env is a hidden file here, which stays"}
+        assert (root / ".env").read_text() == "KEY=1\n"
+
+
+@needs_git
+def test_commits_of_a_fork_without_a_branch_are_named_with_that_reason(root: Path) -> None:
+    repository(root)
+    git(root, "checkout", "--quiet", "--detach")
+    with Workspace.open(root) as workspace, workspace.fork("a") as fork:
+        (Path(fork.root) / "a.txt").write_text("changed\n")
+        git(Path(fork.root), "commit", "--quiet", "--all", "--message", "of the fork")
+        done = workspace.promote(fork, with_git=True)
+        ref = "refs/ringfence/candidates/a"
+        assert done.notes == [f"no branch is checked out in the fork: its commits are named by {ref}"]

@@ -42,6 +42,8 @@ class GitChanges:
     """The ref that is to have them."""
     commit: str
     files: Mapping[str, bytes]
+    branch: str
+    """The branch that is checked out in the fork. Empty: none is."""
 
 
 def git_changes(fork: Fork, *, with_git: bool) -> GitChanges | None:
@@ -67,7 +69,7 @@ def git_changes(fork: Fork, *, with_git: bool) -> GitChanges | None:
                 files = _packed(there, missing) | files
     except (OSError, ValueError, KeyError, AssertionError, NotImplementedError, NotGitRepository) as error:
         raise ValueError(f"the commits of the fork cannot be read ({format_error(error)})") from error
-    return GitChanges(ref, commit, files)
+    return GitChanges(ref, commit, files, branch)
 
 
 def _stands(there: Repo, here: Repo, branch: str, fork: Fork) -> bool:

@@ -356,7 +356,8 @@ def discard_fork(fork: Fork) -> None:
     living = borrowing_forks(fork.store)
     if living:
         raise ValueError(
-            f"the fork {fork.name!r} has forks of its own, which borrow from it: discard {', '.join(living)} first"
+            f"the fork {fork.name!r} has forks of its own, which borrow from it: first discard these of {fork.root}: "
+            f"{', '.join(living)}"
         )
     with ExitStack() as locks:
         for place in (fork.root, os.path.join(fork.store, "holder")):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from ringfence.filesystem.paths import directories_above
 from ringfence.participants import Step
 from ringfence_workspace.forks.fork_records import Fork
 from ringfence_workspace.history.commits import CommitInfo, CommitRecord
@@ -124,7 +125,7 @@ class ForkChanges:
         place = git_place(path)
         if place is not None or self._hides(path):
             if difference.changes_content:
-                self.kept[place or path] = _HIDDEN if place is None else _GIT
+                self.kept[place or path] = self._hidden_reason(path) if place is None else _GIT
             module, is_object, _ = path.partition("/objects/")
             if is_object and began is None and module.startswith(".git/modules/"):
                 self.submodules[module] = _SUBMODULE
@@ -149,6 +150,13 @@ class ForkChanges:
             here = source.entry(promotion.step.commit, path)
             was = here if here is not None and here.same_content(was) else was  # else it was merged
         self.changes.append(Difference(path, was, wanted))
+
+    def _hidden_reason(self, path: str) -> str:
+        for above in directories_above(path):
+            place = os.path.join(self._fork.source, above)
+            if os.path.lexists(place) and not os.path.isdir(place):
+                return f"{above} is a hidden file here, which stays"
+        return _HIDDEN
 
     def _as_in_source(self, before: Entry | None, after: Entry | None, was: Entry | None) -> Entry | None:
         """``after`` as it would be in the source, which has ``was`` where the fork began with ``before``."""
