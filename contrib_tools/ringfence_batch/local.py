@@ -43,7 +43,7 @@ class _Worker:
             raise LedgerError(f"{log} cannot be written ({why(error)}): remove it") from None
         with said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ringfence_batch", str(out), str(scratch)],
+                [sys.executable, "-P", "-m", "ringfence_batch", str(out), str(scratch)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said,

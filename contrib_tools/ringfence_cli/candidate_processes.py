@@ -75,7 +75,7 @@ class _CandidateProcess:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
         fork = candidate.fork
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ringfence_cli.candidate_worker", fork.root, fork.source],
+            [sys.executable, "-P", "-m", "ringfence_cli.candidate_worker", fork.root, fork.source],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -727,21 +727,24 @@ class Workspace(WorkspaceForks):
         with self._open_fork(record) as opened:
             return self._promote(opened, on_conflict, dry_run=dry_run, with_git=with_git)
 
-    def diff_forks(self, one: str, other: str) -> bytes:
+    def diff_forks(self, one: str, other: str, *, read_only: bool = False) -> bytes:
         """The patch from the files of one fork of this workspace to those of another, without paths that git ignores.
+
+        With ``read_only`` it is from their histories as they are, also while others have the forks open, and leaves
+        out what somebody else has changed since the last look at a fork.
 
         Raises:
             ValueError: they are the same fork, or another directory is in the place of one.
             LookupError: there is no fork of that name, or its directory is gone.
-            WorkspaceLockedError: another process has one of them open.
+            WorkspaceLockedError: another process has one of them open, and ``read_only`` is not given.
         """
         if one == other:
             raise ValueError(f"a patch is from one fork to another, and both are {one!r}")
         a, b = self.fork_named(one), self.fork_named(other)
-        with self._open_fork(a) as before, self._open_fork(b) as after:
+        with self._open_fork(a, read_only) as before, self._open_fork(b, read_only) as after:
             return before._patch_to(after)
 
-    def _open_fork(self, fork: Fork) -> Workspace:
+    def _open_fork(self, fork: Fork, read_only: bool = False) -> Workspace:
         """Raises LookupError where its directory is gone, and ValueError for another one in its place."""
         if not os.path.isdir(fork.root):
             raise LookupError(f"the directory of the fork {fork.name!r} is gone: {fork.root}; discard the fork")
@@ -752,7 +755,7 @@ class Workspace(WorkspaceForks):
             )
         if replaced(fork.root, fork.store):
             raise ValueError(f"{fork.root} is another directory than the fork {fork.name!r}: discard the fork")
-        return Workspace.open(fork.root, store=fork.store)
+        return Workspace.open(fork.root, store=fork.store, read_only=read_only)
 
     async def apromote(self, fork: Workspace | Fork | str, **options: Any) -> Promotion:
         """`promote` in a thread. If this task is cancelled, it is done all the same before this raises."""

@@ -48,6 +48,16 @@ def test_each_task_works_on_a_copy_and_leaves_its_result(repo: Path, tmp_path: P
     assert not scratch(batch)
 
 
+def test_no_module_of_the_current_directory_runs_in_the_process_of_a_task(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    for name in ("json", "ringfence", "ringfence_batch"):
+        (tmp_path / f"here/{name}.py").write_text("raise SystemExit('a module of the current directory ran')\n")
+    monkeypatch.chdir(tmp_path / "here")
+    assert Batch([task(repo, "a")], out=tmp_path / "out").run(jobs=1).outcomes == {"done": 1}
+
+
 def test_archives_urls_and_revisions_are_sources(repo: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "repo.tar.gz", "w:gz") as archive:
         archive.add(repo, "repo-1.0")

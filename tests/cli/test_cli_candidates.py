@@ -52,6 +52,17 @@ def test_the_candidate_of_the_highest_number_is_promoted_as_one_step(tree: Path,
     assert not (tree / "new.txt").exists()
 
 
+def test_no_module_of_the_current_directory_runs_in_the_process_of_a_candidate(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    for name in ("json", "ringfence", "ringfence_cli"):
+        (tmp_path / f"here/{name}.py").write_text("raise SystemExit('a module of the current directory ran')\n")
+    words = ("run", tree, "--task", "x", "--model", scripts(tmp_path, "one\n", "two\n"), "--candidates", "2")
+    command = [sys.executable, "-P", "-m", "ringfence_cli", *map(str, words)]
+    done = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "module of the current directory" not in done.stderr
+
+
 def test_without_promote_a_person_is_told_which_is_best_and_nothing_changes(tree: Path, tmp_path: Path) -> None:
     model = scripts(tmp_path, "one\n")
     (tmp_path / "2.jsonl").write_text('{"no": "turn"')

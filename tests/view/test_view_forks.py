@@ -59,10 +59,17 @@ def test_what_a_fork_has_changed_and_the_difference_between_two(source: CallSour
     assert client.get("/fork-difference", params={"a": "small", "b": "small"}).status_code == 409
 
 
-def test_while_an_agent_works_in_a_fork_its_difference_waits(source: CallSource) -> None:
-    with Workspace.open(source.forks[0].root):
-        answer = client_of(source).get("/fork-difference", params={"a": source.forks[0].name})
-    assert answer.status_code == 409
+def test_a_difference_changes_no_fork_and_is_there_while_an_agent_works(source: CallSource) -> None:
+    for fork in source.forks:
+        (Path(fork.root) / "theirs.txt").write_text("theirs\n")
+    client, queries = client_of(source), ({"a": "small"}, {"a": "small", "b": "large"})
+    with Workspace.open(source.forks[0].root) as working:
+        seen = len(working.log())
+        answers = [client.get("/fork-difference", params=query) for query in queries]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert len(working.log()) == seen
+    with Workspace.open(source.forks[1].root, read_only=True) as other:
+        assert "theirs.txt" not in {path for entry in other.log() for path in entry.paths}
 
 
 def test_each_fork_leads_to_its_own_calls(source: CallSource) -> None:
