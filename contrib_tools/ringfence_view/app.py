@@ -115,7 +115,7 @@ class _Parts:
         return _static(request.url.path.rpartition("/")[2])
 
     def page(self, request: Request) -> Response:
-        self._source.refresh()
+        self._source.refresh(anew=True)
         can_act, can_answer = self._actions is not None, self._questions is not None
         return HTMLResponse(pages.main_part(self._source, self._source.page(), can_act=can_act, can_answer=can_answer))
 

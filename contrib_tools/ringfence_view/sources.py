@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
+from time import monotonic
 from typing import Any, cast
 
 from ringfence.escapes import escape_path
@@ -35,7 +37,8 @@ LOCK_FILES = frozenset(
 )
 CI_FILES = frozenset((".gitlab-ci.yml", ".travis.yml", "Jenkinsfile", "azure-pipelines.yml", "bitbucket-pipelines.yml"))
 CI_DIRECTORIES = (".github/workflows/", ".circleci/", ".gitlab/ci/", ".buildkite/", ".forgejo/workflows/")
-_FETCHED = 200
+LOOK_SECONDS = 60.0
+"""How old a look at a workspace may be whose store is as it was: hidden files may have changed."""
 _KEPT = 8
 """The patches that are kept for the next request."""
 
@@ -100,6 +103,10 @@ class CallSource:
         self._secrets = Secrets()
         self.records = CallRecords(receipts, self._secrets.mask) if receipts is not None else None
         self._version: object = None
+        self._tip: Sequence[object] = ()
+        self._mark: Sequence[object] = ()
+        self._look_at = 0.0
+        self._aborted: Sequence[LogEntry] = ()
         self.forks: Sequence[Fork] = ()
         self._of_forks: dict[object, CallSource] = {}
         self._timeline = Timeline(iter(()))
@@ -150,33 +157,41 @@ class CallSource:
         with Workspace.open(self.directory, read_only=not writable, hide=self._hide) as workspace:
             yield workspace
 
-    def refresh(self) -> bool:
-        """Look for news. Return whether there is any. Raises OSError, ValueError."""
+    def refresh(self, *, anew: bool = False) -> bool:
+        """Look for news. Return whether there is any. Raises OSError, ValueError.
+
+        ``anew``: look at the workspace and its hidden files even where the files of its store are as they were.
+        """
         with self._lock:
-            tip: object = None
-            aborted: Sequence[LogEntry] = ()
-            forks: Sequence[Fork] = ()
             if self.directory is not None:
-                with self.opened() as workspace:
-                    self._secrets.add_hidden(workspace.filesystem)  # as they are now: new values come meanwhile
-                    aborted = workspace.aborted()
-                    forks = workspace.forks()
-                    tip = workspace.newest, aborted[0].number if aborted else 0, *map(_shown_state, forks)
-            size, used = 0, 0
-            if self.directory is not None:
-                used = recorded_size(store_directory(self.directory))
+                self._look(self.directory, anew)
+            size = 0
             if self.records is not None:
                 self.records.refresh()
                 size = self.records.path.stat().st_size
-            if (tip, size, used) == self._version:
+            version = (*map(str, self._tip), size)
+            if version == self._version:
                 return False
-            self._version = tip, size, used
-            self.forks = forks
+            self._version = version
             self._patches.clear()
             history = self._history() if self.directory is not None else iter(())
             records = self.records.newest_first() if self.records is not None else ()
-            self._timeline = Timeline(merged_entries(history, aborted, records))
+            self._timeline = Timeline(merged_entries(history, self._aborted, records))
             return True
+
+    def _look(self, directory: Path, anew: bool) -> None:
+        """Look at the workspace, unless nothing has changed. To open one with many files takes long."""
+        store = store_directory(directory)
+        mark = [*_files_of(store), *(os.path.lexists(fork.root) for fork in self.forks)]
+        if mark == self._mark and not anew and monotonic() < self._look_at:
+            return
+        with self.opened() as workspace:
+            self._secrets.add_hidden(workspace.filesystem)  # as they are now: new values come meanwhile
+            self._aborted, self.forks = workspace.aborted(), workspace.forks()
+            newest_aborted = self._aborted[0].number if self._aborted else 0
+            used = recorded_size(store)
+            self._tip = workspace.newest, newest_aborted, used, *map(_shown_state, self.forks)
+        self._mark, self._look_at = mark, monotonic() + LOOK_SECONDS
 
     @property
     def version(self) -> str:
@@ -185,13 +200,14 @@ class CallSource:
 
     def _history(self) -> Iterator[LogEntry]:
         before: str | None = None
+        count = PAGE
         while True:
             with self.opened() as workspace:
-                entries = workspace.log(_FETCHED, with_ignored=False, before=before)
+                entries = workspace.log(count, with_ignored=False, before=before)
             yield from entries
-            if len(entries) < _FETCHED:
+            if len(entries) < count:
                 return
-            before = entries[-1].commit
+            before, count = entries[-1].commit, min(2 * count, MAX_SEARCHED)
 
     def page(self, after: str | None = None, outcome: str = "", words: str = "", size: int = PAGE) -> TimelinePage:
         """The next entries that have an outcome and all of these words. Raises LookupError for an unknown ``after``."""
@@ -311,14 +327,14 @@ class CallSource:
     def fork_difference(self, one: str, other: str = "") -> StepDifference:
         """What a fork has changed, or the difference from one to another.
 
-        Raises LookupError, ValueError, and WorkspaceLockedError while somebody works in one.
+        It is from their histories, and changes none. Raises LookupError, ValueError, OSError.
         """
         key = f"fork/{one}/{other}"
         with self._lock:
             if key not in self._patches:
                 with self.opened() as workspace:
                     fork = workspace.fork_named(one)
-                    patch = workspace.diff_forks(one, other) if other else _changes_of(fork)
+                    patch = workspace.diff_forks(one, other, read_only=True) if other else _changes_of(fork)
                 self._keep(key, (diff_files(patch, self._secrets.mask), (), ()))
             return StepDifference(None, None, self._patches[key][0], (), ())
 
@@ -338,12 +354,22 @@ class CallSource:
             return blame(workspace, path, workspace.log(), self._secrets.mask)
 
 
+def _files_of(store: Path) -> Iterator[tuple[str, int, int, int]]:
+    """Yield what changes with each file of a store."""
+    for folder, folders, names in os.walk(store):
+        folders.sort()
+        for name in sorted(names):
+            with suppress(FileNotFoundError):
+                now = os.lstat(os.path.join(folder, name))
+                yield name, now.st_ino, now.st_size, now.st_mtime_ns
+
+
 def _shown_state(fork: Fork) -> tuple[str, str, str]:
     return fork.name, fork.state, fork.score
 
 
 def _changes_of(fork: Fork) -> bytes:
-    with Workspace.open(fork.root, store=fork.store) as opened:
+    with Workspace.open(fork.root, store=fork.store, read_only=True) as opened:
         return opened.patch()
 
 
