@@ -80,7 +80,7 @@ def view(
             raise NotStartedError(str(error) if isinstance(error, ValueError) else describe_error(error)) from None
         if export is not None:
             return _export(calls, export, not no_contents)
-    _serve(lambda token, host: view_app(calls, token, host, can_write=write), port, invocation.signals)
+    _serve(lambda token: view_app(calls, token, can_write=write), port, invocation.signals)
     return 0
 
 
@@ -97,7 +97,7 @@ def _show_batch(out: Path, export: Path | None, port: int, signals: Signals) -> 
         place = os.path.relpath(os.path.realpath(out), os.path.realpath(export.parent))
         _write(export, out, render_page(batch.summary, f"{place}/"))
         return 0
-    _serve(lambda token, host: batch_app(batch, token, host), port, signals)
+    _serve(lambda token: batch_app(batch, token), port, signals)
     return 0
 
 
@@ -120,8 +120,8 @@ def _export(calls: CallSource, path: Path, contents: bool) -> int:
     return 0
 
 
-def _serve(make: Callable[[str, str], Any], port: int, signals: Signals) -> None:
-    """Serve an application that is made with a token and its host."""
+def _serve(make: Callable[[str], Any], port: int, signals: Signals) -> None:
+    """Serve an application that is made with a token."""
     import asyncio
 
     import anyio
@@ -134,9 +134,8 @@ def _serve(make: Callable[[str, str], Any], port: int, signals: Signals) -> None
     except OSError as error:
         raise click.BadParameter(f"{port} cannot be used: {describe_error(error)}", param_hint="'--port'") from None
     with listening:
-        host = f"127.0.0.1:{listening.getsockname()[1]}"
-        app = make(token, host)
-        put_line(f"http://{host}/#token={token}")
+        app = make(token)
+        put_line(f"http://127.0.0.1:{listening.getsockname()[1]}/#token={token}")
         ErrorStream().say("open that address here; whoever has it can see all of it. Ctrl-C ends the page")
 
         async def run() -> None:

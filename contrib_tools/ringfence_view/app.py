@@ -30,15 +30,15 @@ _OPEN_PATH = re.compile(r"(?:/(?:tasks|fork)/[\w.-]{1,100})*(/[\w.]*)", re.ASCII
 
 
 def view_app(
-    source: CallSource, token: str, host: str, *, can_write: bool = False, questions: Questions | None = None
+    source: CallSource, token: str, *, can_write: bool = False, questions: Questions | None = None
 ) -> Starlette:
-    """Return the application. ``host`` is the only one that requests may name, with its port. ``questions`` can be
-    answered in the page."""
+    """Return the application. Requests name a loopback address, with any port. ``questions`` can be answered in the
+    page."""
     if can_write and source.directory is None:
         raise ValueError("receipts alone cannot be written: name the directory")
     actions = Actions(source, source.directory) if can_write and source.directory is not None else None
     app = Starlette(routes=call_routes(source, actions, questions))
-    app.add_middleware(Guarded, token=token, host=host, is_open=is_open_file)
+    app.add_middleware(Guarded, token=token, is_open=is_open_file)
     return app
 
 

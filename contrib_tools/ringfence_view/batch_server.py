@@ -15,8 +15,8 @@ from ringfence_view.guarded import Guarded, event_stream, in_thread
 _OPEN_FILES = {"/": "text/html", "/index.js": "text/javascript", "/index.css": "text/css"}
 
 
-def batch_app(source: BatchSource, token: str, host: str) -> Starlette:
-    """Return the application. ``host`` is the only one that requests may name, with its port."""
+def batch_app(source: BatchSource, token: str) -> Starlette:
+    """Return the application. Requests name a loopback address, with any port."""
 
     def shell(request: Request) -> Response:
         return HTMLResponse(shell_page())
@@ -44,7 +44,7 @@ def batch_app(source: BatchSource, token: str, host: str) -> Starlette:
             Mount("/tasks/{name}", PagesBelow(source.calls)),
         ]
     )
-    app.add_middleware(Guarded, token=token, host=host, is_open=_is_open)
+    app.add_middleware(Guarded, token=token, is_open=_is_open)
     return app
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from time import monotonic
@@ -33,6 +34,8 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+
+_LOOPBACK = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::[0-9]{1,5})?")
 
 ResponseT = TypeVar("ResponseT")
 Answer: TypeAlias = Callable[[Request], Response]
@@ -85,15 +88,15 @@ async def _news(request: Request, live: Live) -> AsyncIterator[str]:
 
 
 class Guarded:
-    """Refuses requests of other pages, of other names for this machine, and without the token.
+    """Refuses requests of other pages, of other names than those of loopback, and without the token.
 
-    A path that ``is_open`` needs none: it has nothing of a workspace.
+    The port may be any: it is another one than the server's where ssh forwards it. A path that ``is_open`` needs no
+    token: it has nothing of a workspace.
     """
 
-    def __init__(self, app: Any, token: str, host: str, is_open: Callable[[str], bool]) -> None:
+    def __init__(self, app: Any, token: str, is_open: Callable[[str], bool]) -> None:
         self._app = app
         self._token = token.encode()
-        self._host = host
         self._is_open = is_open
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -114,9 +117,10 @@ class Guarded:
     def _refusal(self, scope: Any) -> Response | None:
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         hosts = [value for name, value in headers if name == "host"]
-        if hosts != [self._host]:
+        # A name that leads here by somebody's DNS is refused by itself.
+        if len(hosts) != 1 or not _LOOPBACK.fullmatch(hosts[0]):
             return PlainTextResponse("this is not the address of the page", 421)
-        if any(value != f"http://{self._host}" for name, value in headers if name == "origin"):
+        if any(value != f"http://{hosts[0]}" for name, value in headers if name == "origin"):
             return PlainTextResponse("another page may not ask", 403)
         if self._is_open(scope["path"]):
             return None

@@ -28,17 +28,16 @@ def main() -> None:
     os.dup2(2, 1)  # what else is printed is no answer
     questions = Questions(answers) if request.get("can_answer") else None
     with socket.socket(fileno=int(request["listening"])) as listening:
-        host, port = listening.getsockname()
-        anyio.run(_serve, _app(request, f"{host}:{port}", questions), listening, questions)
+        anyio.run(_serve, _app(request, questions), listening, questions)
     os._exit(0)  # a thread may still read standard input
 
 
-def _app(request: Mapping[str, Any], host: str, questions: Questions | None) -> Any:
+def _app(request: Mapping[str, Any], questions: Questions | None) -> Any:
     token = str(request["token"])
     if (out := _path(request.get("batch"))) is not None:
-        return batch_app(BatchSource(out), token, host)
+        return batch_app(BatchSource(out), token)
     calls = CallSource(_path(request["directory"]), _path(request["receipts"]), str(request["title"]))
-    return view_app(calls, token, host, can_write=bool(request["can_write"]), questions=questions)
+    return view_app(calls, token, can_write=bool(request["can_write"]), questions=questions)
 
 
 async def _serve(app: Any, listening: socket.socket, questions: Questions | None) -> None:

@@ -49,5 +49,5 @@ HOST = "127.0.0.1:1234"
 
 
 def client_of(source: CallSource, *, can_write: bool = False, token: str = TOKEN, host: str = HOST) -> TestClient:
-    app = view_app(source, TOKEN, HOST, can_write=can_write)
+    app = view_app(source, TOKEN, can_write=can_write)
     return TestClient(app, base_url=f"http://{host}", headers={"authorization": f"Bearer {token}"})

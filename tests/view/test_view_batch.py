@@ -32,7 +32,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def client_of(out: Path, token: str = TOKEN) -> TestClient:
     return TestClient(
-        batch_app(BatchSource(out), TOKEN, HOST),
+        batch_app(BatchSource(out), TOKEN),
         base_url=f"http://{HOST}",
         headers={"authorization": f"Bearer {token}"},
     )
@@ -92,7 +92,7 @@ def test_the_page_follows_a_batch_that_runs(tmp_path: Path) -> None:
     with ledger.driving():
         ledger.keep_running(["one"])
         assert source.refresh()
-        client = TestClient(batch_app(source, TOKEN, HOST), base_url=f"http://{HOST}")
+        client = TestClient(batch_app(source, TOKEN), base_url=f"http://{HOST}")
         client.headers["authorization"] = f"Bearer {TOKEN}"
         assert "it runs" in client.get("/summary").text
         data = client.get("/data").json()

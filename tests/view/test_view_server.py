@@ -40,11 +40,18 @@ def test_the_files_of_the_page_have_nothing_of_a_workspace(source: CallSource, p
     ("headers", "status"),
     [
         ({"host": "evil.example"}, 421),
-        ({"host": "localhost:1234"}, 421),
-        ({"host": "127.0.0.1:4321"}, 421),
+        ({"host": "evil.example:1234"}, 421),
+        ({"host": "127.0.0.1.evil.example:1234"}, 421),
+        ({"host": "localhost.evil.example"}, 421),
+        ({"host": "evil@127.0.0.1:1234"}, 421),
+        ({"host": "127.0.0.2:1234"}, 421),
+        ({"host": ""}, 421),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
         ({"origin": "http://127.0.0.1:4321"}, 403),
+        ({"origin": "http://localhost:1234"}, 403),
+        ({"origin": "https://127.0.0.1:1234"}, 403),
+        ({"host": "127.0.0.1:9999", "origin": "http://127.0.0.1:1234"}, 403),
     ],
 )
 def test_another_page_in_the_same_browser_gets_nothing(
@@ -142,5 +149,18 @@ def test_while_an_agent_has_the_workspace_it_can_be_seen_and_not_changed(writabl
     assert refused.status_code == 409
 
 
-def test_the_host_of_the_page_is_the_address_that_was_printed(source: CallSource) -> None:
-    assert client_of(source, host=HOST).get("/page").status_code == 200
+@pytest.mark.parametrize("host", [HOST, "127.0.0.1:9999", "localhost:9999", "[::1]:9999", "localhost"])
+def test_a_port_that_is_forwarded_may_be_another_one(source: CallSource, host: str) -> None:
+    client = client_of(source, host=host)
+    assert client.get("/page", headers={"origin": f"http://{host}"}).status_code == 200
+    assert client_of(source, host=host, token="wrong").get("/page").status_code == 401
+
+
+def test_another_page_of_this_machine_can_change_nothing(writable: CallSource) -> None:
+    client = client_of(writable, can_write=True)
+    for path in ("/preview", "/act", "/note"):
+        given = {"what": "undo", "step": "3", "once": "x", "words": "x"}
+        for origin in ("http://127.0.0.1:8000", "http://localhost:1234", "null"):
+            assert client.post(path, data=given, headers={"origin": origin}).status_code == 403
+        assert client_of(writable, can_write=True, token="").post(path, data=given).status_code == 401
+    assert (Path(str(writable.directory)) / "notes.txt").exists()
