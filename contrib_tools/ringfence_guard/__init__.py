@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
     from ringfence_guard.guarded_workspace import open_guarded
     from ringfence_guard.installation import HookInstallation, cache_around
+    from ringfence_guard.left_processes import may_live
     from ringfence_guard.own_files import OwnFilesPolicy
     from ringfence_guard.settings import (
         GuardSettings,
