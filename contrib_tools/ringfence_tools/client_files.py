@@ -258,12 +258,14 @@ class ConfigFile:
         return (self.text.replace("\n", self._newline) if self._newline == "\r\n" else self.text).encode()
 
     def save(self, backups: Path) -> None:
-        """Replace the file as a whole, or remove one that says nothing any more. A link stays a link.
+        """Replace the file as a whole, or remove one that says nothing any more. A link stays a link, and the file
+        its owner's.
 
         ``backups`` is the directory for a copy of what the file was.
 
         Raises:
-            UneditableFileError: somebody has changed it since it was read. A client may write its own file at any time.
+            UneditableFileError: somebody has changed it since it was read, as a client may at any time; or it is
+                another user's, and this one cannot leave it so.
             OSError: it cannot be written.
         """
         import hashlib
@@ -273,7 +275,7 @@ class ConfigFile:
             backups.mkdir(parents=True, exist_ok=True, mode=0o700)
             name = f"{hashlib.sha256(os.fsencode(target)).hexdigest()[:16]}-{target.name}"
             _replace(backups / name, self._content, 0o600)
-        mode = target.stat().st_mode & 0o7777 if target.exists() else None
+        found = target.stat() if target.exists() else None
         target.parent.mkdir(parents=True, exist_ok=True)
         if _read(target) != self._content:
             message = f"{self.path} has just been changed by another program, and stays as it is: try again"
@@ -281,7 +283,7 @@ class ConfigFile:
         if self.is_empty and self._is_removed_empty:
             target.unlink(missing_ok=True)
         else:
-            _replace(target, self.content, mode)
+            _replace(target, self.content, None if found is None else found.st_mode & 0o7777, found)
 
 
 class ConfigRecord:
@@ -447,12 +449,15 @@ def _read(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
-def _replace(path: Path, content: bytes, mode: int | None) -> None:
-    """Write a file beside the path, and move it there. Only its owner reads it before it has the mode."""
+def _replace(path: Path, content: bytes, mode: int | None, before: os.stat_result | None = None) -> None:
+    """Write a file beside the path, and move it there. Only its owner reads it before it has the mode. It is of the
+    user and the group that the one ``before`` was of."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600), "wb") as file:
             file.write(content)
+            if before is not None:
+                _give(file.fileno(), before, path)
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             file.flush()
@@ -460,6 +465,18 @@ def _replace(path: Path, content: bytes, mode: int | None) -> None:
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
+
+
+def _give(file: int, before: os.stat_result, path: Path) -> None:
+    now = os.fstat(file)
+    if now.st_gid != before.st_gid:
+        with suppress(PermissionError):  # who has it may be in that group or not
+            os.fchown(file, -1, before.st_gid)
+    if now.st_uid != before.st_uid:
+        try:
+            os.fchown(file, before.st_uid, -1)
+        except PermissionError:
+            raise UneditableFileError(f"{path} is another user's, and stays as it is: do this as that user") from None
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +14,7 @@ import pytest
 from command_line import ringfence_text
 from guard_processes import BASH, RESULT, Run, asked
 
-from ringfence_guard import GuardSettings, save_settings
+from ringfence_guard import GuardSettings, guard_directory, save_settings
 
 FILE = ".claude/settings.local.json"
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -148,3 +150,70 @@ def test_an_installation_within_a_guarded_directory_says_what_to_do(root: Path, 
     assert f"`ringfence guard stop --directory {root}`" in said
     guard("uninstall", "claude")
     assert "is guarded, too" not in guard("install", "claude", "inner").stdout
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to somebody else")
+
+
+@needs_root
+def test_settings_stay_their_owners(root: Path, guard: Command) -> None:
+    (root / ".claude").mkdir()
+    (root / FILE).write_text('{"a": 1}')
+    os.chown(root / FILE, 65534, 65533)
+    (root / FILE).chmod(0o640)
+    for words in (("install", "claude"), ("uninstall", "claude")):
+        assert guard(*words).returncode == 0
+        found = (root / FILE).stat()
+        assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (65534, 65533, 0o640)
+    assert (root / FILE).read_text() == '{"a": 1}'
+
+
+def test_a_link_to_settings_stays_a_link(root: Path, guard: Command, tmp_path: Path) -> None:
+    (root / ".claude").mkdir()
+    kept = tmp_path / "dotfiles.json"
+    kept.write_text('{"a": 1}')
+    (root / FILE).symlink_to(kept)
+    guard("install", "claude")
+    assert "hook_client.py" in kept.read_text()
+    guard("uninstall", "claude")
+    assert (root / FILE).is_symlink()
+    assert kept.read_text() == '{"a": 1}'
+
+
+def fire(root: Path, name: str, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a hook as an editor or an SSH server starts one: without a terminal, and with nothing in its environment."""
+    call = {"tool_name": "Bash", "tool_input": {"command": script}, "tool_use_id": script, "tool_response": RESULT}
+    event = {"hook_event_name": name, "session_id": "s", "cwd": str(root), "prompt_id": "p", **call}
+    command = json.loads((root / FILE).read_text())["hooks"][name][0]["hooks"][0]["command"]
+    words = ["/bin/sh", "-c", command]
+    given = json.dumps(event)
+    return subprocess.run(
+        words, input=given, capture_output=True, text=True, cwd="/", env={}, start_new_session=True, timeout=60
+    )
+
+
+def test_a_hook_needs_nothing_of_the_environment_of_its_agent(root: Path, guard: Command) -> None:
+    guard("install", "claude", "--policy", "deny:/protected")
+    assert fire(root, "PreToolUse", "x").returncode == 0
+    (root / "protected").mkdir()
+    assert "protected must not be created" in fire(root, "PostToolUse", "x").stdout
+    assert "aborted/1" in guard("log").stdout
+    guard("stop")
+
+
+def test_calls_are_denied_where_the_state_has_gone_until_hooks_are_installed_again(
+    root: Path, guard: Command, tmp_path: Path
+) -> None:
+    """As in a container that was made anew, with the directory mounted and the state directory not."""
+    guard("install", "claude", "--policy", "deny:/protected")
+    assert fire(root, "PreToolUse", "x").returncode == 0
+    assert fire(root, "PostToolUse", "x").returncode == 0
+    guard("stop")
+    shutil.rmtree(tmp_path / "state")
+    assert fire(root, "PreToolUse", "y").returncode not in (0, 1)
+    assert not guard_directory(root).exists()
+    assert guard("install", "claude", "--policy", "deny:/protected").returncode == 0
+    assert fire(root, "PreToolUse", "y").returncode == 0
+    (root / "protected").mkdir()
+    assert "protected must not be created" in fire(root, "PostToolUse", "y").stdout
+    guard("stop")
