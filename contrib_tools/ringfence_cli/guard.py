@@ -110,11 +110,7 @@ def install(
     policies of the first.
     """
     with _failures():
-        if (cache := cache_around(Path(sys.prefix))) is not None:
-            raise NotStartedError(
-                f"ringfence runs from the cache {escape_path(str(cache))}, and its hooks would end when that is "
-                "cleaned: `uv tool install ringfence`, or `pipx install ringfence`, and then `ringfence guard install`"
-            )
+        _check_lasting()
         installation = _installation(client, directory, personal)
         if rollback_on_failure and client in ("codex", "gemini"):
             title = installation.agent.title
@@ -141,12 +137,8 @@ def install(
         save_settings(root, settings)
         for line in _descriptions(scoped_settings(root or Path.home())):
             put_line(line)
-        for above in () if root is None else filter(_is_guarded, root.parents):
-            name = escape_path(str(above))
-            put_line(
-                f"{name} is guarded, too, and calls are denied here while its guard runs: keep one of the two, with "
-                f"`ringfence guard uninstall`, or run `ringfence guard stop --directory {shlex.quote(name)}` before"
-            )
+        for line in () if root is None else _notes_above(root):
+            put_line(line)
         if trust:
             trusted = CodexTrust(installation.scope, installation.record_path)
             put_line(f"Codex: {trusted.trust(trusted.own_hooks(installation.path), _is_trusted)}")
@@ -168,6 +160,25 @@ def _watches_a_call(root: Path) -> bool:
     """Whether a guard runs whose agent is in the middle of a call: then it goes on, and reads the settings anew."""
     answer = ask_guard(root, {"kind": "status"}, starts=False)
     return answer is not None and bool(answer["status"]["open_calls"])
+
+
+def _check_lasting() -> None:
+    """Raise NotStartedError for a program that hooks would not find any more after a while."""
+    if (cache := cache_around(Path(sys.prefix))) is not None:
+        raise NotStartedError(
+            f"ringfence runs from the cache {escape_path(str(cache))}, and its hooks would end when that is "
+            "cleaned: `uv tool install ringfence`, or `pipx install ringfence`, and then `ringfence guard install`"
+        )
+
+
+def _notes_above(root: Path) -> Iterator[str]:
+    """Say what the guards of directories above mean for that of a root."""
+    for above in filter(_is_guarded, root.parents):
+        name = escape_path(str(above))
+        yield (
+            f"{name} is guarded, too, and calls are denied here while its guard runs: keep one of the two, with "
+            f"`ringfence guard uninstall`, or run `ringfence guard stop --directory {shlex.quote(name)}` before"
+        )
 
 
 def _is_guarded(directory: Path) -> bool:

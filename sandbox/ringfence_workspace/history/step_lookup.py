@@ -112,13 +112,7 @@ class StepLookup:
         if step is not None:
             if n is not None:
                 raise ValueError("give either n, for the newest n steps, or step, for that one alone")
-            named = [step] if isinstance(step, int | str) else sorted(set(step), reverse=True)
-            if not named:
-                raise ValueError("step is empty: give at least one step to undo")
-            records = [self.step(one) for one in named]
-            if any(record.number == 0 for record in records):
-                raise ValueError("the baseline is no step that could be undone; `restore` goes back to it")
-            return records
+            return self._steps_of([step] if isinstance(step, int | str) else sorted(set(step), reverse=True))
         n = 1 if n is None else n
         if n < 1:
             raise ValueError(f"the number of steps to undo is 1 or more, it cannot be {n}")
@@ -132,6 +126,14 @@ class StepLookup:
             there = f"{len(found)} step{'s' if len(found) > 1 else ''}" if found else "no step yet"
             raise LookupError(f"the history has {there}, so {n} cannot be undone")
         return found
+
+    def _steps_of(self, names: Sequence[StepName]) -> list[CommitRecord]:
+        if not names:
+            raise ValueError("step is empty: give at least one step to undo")
+        records = [self.step(one) for one in names]
+        if any(record.number == 0 for record in records):
+            raise ValueError("the baseline is no step that could be undone; `restore` goes back to it")
+        return records
 
     def _named(self) -> Mapping[str, str]:
         """Commits by the names of steps."""
