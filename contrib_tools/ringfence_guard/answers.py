@@ -78,9 +78,15 @@ def _gemini(event: HookEvent, text: str) -> dict[str, Any]:
 def _claude_verdict(event: HookEvent, text: str) -> dict[str, Any]:
     blocked: dict[str, Any] = {"decision": "block", "reason": text}
     result: object = event.result
-    if isinstance(result, dict) and cast("dict[str, Any]", result).keys() >= CLAUDE_BASH:
-        shown = cast("dict[str, Any]", result)
+    shown = cast("dict[str, Any]", result) if isinstance(result, dict) else {}
+    replaced: dict[str, Any] = {}
+    if shown.keys() >= CLAUDE_BASH:
         replaced = {**{key: shown[key] for key in CLAUDE_BASH}, "stderr": text}
+    elif event.paths is not None and isinstance(shown.get("filePath"), str):
+        # Its result is words of its own around the path, which say that all went well. The reason comes at the end of
+        # each request, further away each time.
+        replaced = {**shown, "filePath": f"{shown['filePath']}, BUT {text}"}
+    if replaced:
         return {**blocked, **_specific(event, updatedToolOutput=replaced)}
     return {**blocked, **(_specific(event, additionalContext=text) if event.phase == "failed" else {})}
 

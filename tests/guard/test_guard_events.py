@@ -273,8 +273,17 @@ def test_a_verdict_comes_with_the_result_of_its_call(agent: AgentName, answer: o
     assert answered(called(agent, "after", SHELLS[agent]), verdict="back") == answer
 
 
+def test_a_result_of_claude_whose_words_are_its_own_says_it_beside_the_path() -> None:
+    event = called("claude", "after", "Write")
+    answer = answered(event, verdict="back")
+    shown = answer["hookSpecificOutput"]["updatedToolOutput"]
+    assert shown == {**event.result, "filePath": f"{event.result['filePath']}, BUT back"}
+    assert (answer["decision"], answer["reason"]) == ("block", "back")
+
+
 def test_a_result_that_claude_lets_no_hook_replace_stays() -> None:
-    assert answered(called("claude", "after", "Write"), verdict="back") == {"decision": "block", "reason": "back"}
+    event = replace(called("claude", "after", "Write"), tool="mcp__other__write", paths=None)
+    assert answered(event, verdict="back") == {"decision": "block", "reason": "back"}
 
 
 @pytest.mark.parametrize("agent", AGENTS)
