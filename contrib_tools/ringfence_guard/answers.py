@@ -27,6 +27,8 @@ class HookAnswer:
     """After a call: what became of this very call. It may stand in the place of the call's result."""
     context: str = ""
     """About other calls. It is added, and never replaces anything."""
+    person: str = ""
+    """What the person at the agent is to see, where the agent shows it: something of theirs may have gone back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,9 @@ def format_answer(event: HookEvent, answer: HookAnswer) -> HookOutput:
         return _json(_DENIALS[event.agent](event, answer.denial))
     if event.phase in ("after", "failed") and answer.verdict:
         text = "\n\n".join(filter(None, (answer.verdict, answer.context)))
-        return _json(_VERDICTS[event.agent](event, text))
+        return _json({**_VERDICTS[event.agent](event, text), **_shown(event, answer)})
     if event.phase in ("after", "failed", "prompt", "session_start") and answer.context:
-        return _json(_context(event, answer.context))
+        return _json({**_context(event, answer.context), **_shown(event, answer)})
     return HookOutput()
 
 
@@ -89,6 +91,10 @@ def _claude_verdict(event: HookEvent, text: str) -> dict[str, Any]:
     if replaced:
         return {**blocked, **_specific(event, updatedToolOutput=replaced)}
     return {**blocked, **(_specific(event, additionalContext=text) if event.phase == "failed" else {})}
+
+
+def _shown(event: HookEvent, answer: HookAnswer) -> dict[str, Any]:
+    return {"systemMessage": answer.person} if event.agent == "claude" and answer.person else {}
 
 
 def _context(event: HookEvent, text: str) -> dict[str, Any]:

@@ -360,7 +360,8 @@ class GuardedCalls:
         elif event.phase == "session_end":
             self.end_session(*key)
         if can_take_context(event) and (texts := [*self._pending.pop(key, ()), *self._said_by_person(event)]):
-            answer = HookAnswer(answer.denial, answer.verdict, "\n\n".join(texts))
+            person = "\n\n".join(filter(wording.is_late, texts))
+            answer = HookAnswer(answer.denial, answer.verdict, "\n\n".join(texts), person)
         return answer
 
     def _said_by_person(self, event: HookEvent) -> Sequence[str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MAX_PATHS = 40
 MAYBE_OTHERS = "by a command that may still run, or by somebody else"
+LATE = "ringfence guard has rolled back a late change"
 SENT = "What was sent elsewhere stays sent."
 _CONTEXT = re.compile(r"\A(?:\s*<hook_context>.*?</hook_context>)+", re.DOTALL)
 """What Gemini CLI puts before the prompt that a person typed."""
@@ -89,9 +90,14 @@ def describe_late(command: str, denied: Mapping[str, str], aborted: int | None) 
     whys = "; ".join(dict.fromkeys(denied.values()))
     kept = "" if aborted is None else f" What they were is kept as aborted/{aborted}."
     return (
-        f"ringfence guard has rolled back a late change, by {command or 'a command'} or by somebody else: "
+        f"{LATE}, by {command or 'a command'} or by somebody else: "
         f"{list_paths(sorted(denied))} ({whys}). Read them again before you edit them.{kept}"
     )
+
+
+def is_late(text: str) -> bool:
+    """Whether a text tells of changes that were rolled back and may be somebody else's."""
+    return text.startswith(LATE)
 
 
 def describe_undo(

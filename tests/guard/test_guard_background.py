@@ -179,7 +179,10 @@ def test_what_it_has_changed_until_then_is_judged(root: Path, calls: GuardedCall
     change(root, "its own\n")
     calls.end_background(nothing_lives)
     assert not (root / "protected").exists()
-    assert "late change" in bash(root, calls, "true").context
+    told = bash(root, calls, "true")
+    assert "late change" in told.context
+    assert "protected/mine.txt" in told.person
+    assert "aborted/1" in told.person
 
 
 def test_while_it_lives_what_changes_may_be_its_own(root: Path, calls: GuardedCalls) -> None:

@@ -273,6 +273,13 @@ def test_a_verdict_comes_with_the_result_of_its_call(agent: AgentName, answer: o
     assert answered(called(agent, "after", SHELLS[agent]), verdict="back") == answer
 
 
+@pytest.mark.parametrize(("agent", "shown"), [("claude", "yours"), ("codex", None), ("gemini", None)])
+@pytest.mark.parametrize("verdict", ["", "back"])
+def test_what_a_person_is_to_see_is_shown_by_claude(agent: AgentName, shown: str | None, verdict: str) -> None:
+    answer = answered(called(agent, "after", SHELLS[agent]), context="late", person="yours", verdict=verdict)
+    assert answer.get("systemMessage") == shown
+
+
 def test_a_result_of_claude_whose_words_are_its_own_says_it_beside_the_path() -> None:
     event = called("claude", "after", "Write")
     answer = answered(event, verdict="back")
