@@ -10,8 +10,8 @@ from ringfence.lazy_names import lazy_names
 if TYPE_CHECKING:
     from ringfence_workspace.call_process import CallProcess
     from ringfence_workspace.commands import CommandResult, ShellEnvironment
-    from ringfence_workspace.forks.fork_making import discard_fork
     from ringfence_workspace.forks.fork_records import Fork, forks_of
+    from ringfence_workspace.forks.fork_removal import discard_fork
     from ringfence_workspace.forks.promotion import Promotion
     from ringfence_workspace.history.git_data import GitDataChanges
     from ringfence_workspace.history.hidden_rule import describe_lost_rule, remembered_hidden
@@ -108,7 +108,7 @@ _MODULES = {
     "checkout_revision": "ringfence_workspace.revisions",
     "describe_lost_rule": "ringfence_workspace.history.hidden_rule",
     "describe_replaced_root": "ringfence_workspace.history.store_roots",
-    "discard_fork": "ringfence_workspace.forks.fork_making",
+    "discard_fork": "ringfence_workspace.forks.fork_removal",
     "find_workspace": "ringfence_workspace.workspace",
     "forget_store": "ringfence_workspace.history_stores",
     "forks_of": "ringfence_workspace.forks.fork_records",

@@ -115,7 +115,7 @@ class WorkspaceForks(WorkspaceHistory):
             ValueError: there are forks of the fork.
             OSError: something of it cannot be removed. `forks` still has it.
         """
-        from ringfence_workspace.forks.fork_making import discard_fork
+        from ringfence_workspace.forks.fork_removal import discard_fork
 
         discard_fork(self.fork_named(name))
 
@@ -187,7 +187,7 @@ class WorkspaceForks(WorkspaceHistory):
         return notes
 
     def _drop_gone_forks(self) -> Sequence[str]:
-        from ringfence_workspace.forks.fork_making import drop_gone
+        from ringfence_workspace.forks.fork_removal import drop_gone
 
         return drop_gone(self._store, self._place)
 
@@ -289,7 +289,7 @@ class WorkspaceForks(WorkspaceHistory):
             WorkspaceLockedError: another process has opened it meanwhile.
             OSError: something of it cannot be removed. Its source still names it.
         """
-        from ringfence_workspace.forks.fork_making import discard_fork
+        from ringfence_workspace.forks.fork_removal import discard_fork
 
         fork = self._as_fork()
         with reporting_damage(self._store.folder, (KeyError,)):

@@ -1,20 +1,18 @@
-"""Making a fork, and removing it: whatever moment a kill comes at, the source stays as it is, and the fork is whole or
+"""Making a fork: whatever moment a kill comes at, the source stays as it is, and the fork is whole or
 named as unfinished."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ringfence.errors import WorkspaceLockedError
 from ringfence.filesystem.hidden import HEAD_BYTES, HiddenFiles
 from ringfence_workspace.forks.fork_git import checked_out
 from ringfence_workspace.forks.fork_records import (
@@ -25,11 +23,10 @@ from ringfence_workspace.forks.fork_records import (
     check_fork_name,
     fork_places,
     forks_of,
-    own_fork,
-    record_file,
     save_fork,
     save_own_fork,
 )
+from ringfence_workspace.forks.fork_removal import remove_fork
 from ringfence_workspace.forks.tree_copy import CopiedTree, EarlierState, TreeCopy
 from ringfence_workspace.forks.what_points_back import git_file_target, points_back
 from ringfence_workspace.history.commits import CommitInfo, CommitRecord, PreparedStep
@@ -40,12 +37,10 @@ from ringfence_workspace.history.stat_cache import FINE_TICK_NS, Stamp, StatCach
 from ringfence_workspace.history.states import CommitStates
 from ringfence_workspace.history.store import FOLDER, Store
 from ringfence_workspace.history.store_roots import note_format
-from ringfence_workspace.locking import describe_holder
 from ringfence_workspace.transaction.step_history import STAT_CACHE, StepHistory
 from ringfence_workspace.tree.confined import Confined
 from ringfence_workspace.tree.kernel import birth_ns, failpoint, filesystem_type, free_bytes, sync_filesystem
 from ringfence_workspace.tree.places import made_outside
-from ringfence_workspace.tree.removal import remove_tree
 
 _SHARES_BLOCKS = frozenset({0x9123683E, 0x58465342, 0xCA451A4E})
 """Btrfs, XFS and bcachefs: a copy there takes no room for bytes."""
@@ -262,29 +257,39 @@ def _differences(source: ForkSource, fork: Fork) -> Mapping[str, Entry | None]:
 def _take_external_changes(source: ForkSource, fork: Fork, copied: CopiedTree, target: int) -> None:
     """Have the fork begin with what was copied, where somebody changed the source between the look and the copy: else
     that would be a change of the fork."""
-    states, hidden, device = source.commits.states, source.history.hidden, os.fstat(target).st_dev
-    unknown = states.unknown(fork.commit)
+    unknown = source.commits.states.unknown(fork.commit)
     for path in copied.unsure:
-        found = os.lstat(path, dir_fd=target)
-        if unknown.why(path, there=True) is not None or found.st_size > _MOST_BYTES:
-            continue
-        is_link = stat.S_ISLNK(found.st_mode)
-        content = os.fsencode(os.readlink(path, dir_fd=target)) if is_link else _content(path, target)
-        head = content[:HEAD_BYTES]
-        if hidden is not None and (hidden.hides(path) or hidden.rule.hides(path, lambda head=head: head)):
-            continue
-        copied.contents.append(content)
-        meta = Meta.of(found, link_number(found, device))
-        copied.changes[path] = Entry("symlink" if is_link else "file", meta, blob_id(content))
-        above, _, name = path.rpartition("/")
-        copied.stamps[above][name] = stamp_of(found)
+        if unknown.why(path, there=True) is None:
+            _take_file(source, copied, path, target)
     for folder in copied.unsure_directories:
-        if states.entry(fork.commit, folder) is None and unknown.why(folder, there=True) is None:
-            copied.changes[folder] = Entry("directory", Meta.of(os.lstat(folder, dir_fd=target)))
-        for name in states.names(fork.commit, folder):
-            path = f"{folder}/{name}" if folder else name
-            if path not in copied.left_out and path not in copied.changes and not _is_there(path, target):
-                copied.changes.update(dict.fromkeys(_all_below(states, fork.commit, path)))
+        _take_directory(source, fork, copied, folder, target)
+
+
+def _take_file(source: ForkSource, copied: CopiedTree, path: str, target: int) -> None:
+    """Have the fork begin with the file or link at a path as it was copied, unless it is hidden or large."""
+    hidden, found = source.history.hidden, os.lstat(path, dir_fd=target)
+    if found.st_size > _MOST_BYTES:
+        return
+    is_link = stat.S_ISLNK(found.st_mode)
+    content = os.fsencode(os.readlink(path, dir_fd=target)) if is_link else _content(path, target)
+    if hidden is not None and (hidden.hides(path) or hidden.rule.hides(path, lambda: content[:HEAD_BYTES])):
+        return
+    copied.contents.append(content)
+    meta = Meta.of(found, link_number(found, os.fstat(target).st_dev))
+    copied.changes[path] = Entry("symlink" if is_link else "file", meta, blob_id(content))
+    above, _, name = path.rpartition("/")
+    copied.stamps[above][name] = stamp_of(found)
+
+
+def _take_directory(source: ForkSource, fork: Fork, copied: CopiedTree, folder: str, target: int) -> None:
+    """Have the fork begin with a directory as it was copied: it may be new, and something in it may be gone."""
+    states = source.commits.states
+    if states.entry(fork.commit, folder) is None and states.unknown(fork.commit).why(folder, there=True) is None:
+        copied.changes[folder] = Entry("directory", Meta.of(os.lstat(folder, dir_fd=target)))
+    for name in states.names(fork.commit, folder):
+        path = f"{folder}/{name}" if folder else name
+        if path not in copied.left_out and path not in copied.changes and not _is_there(path, target):
+            copied.changes.update(dict.fromkeys(_all_below(states, fork.commit, path)))
 
 
 def _all_below(states: CommitStates, commit: str, path: str) -> Iterator[str]:
@@ -340,72 +345,3 @@ def _stat_cache(commit: str, copied: CopiedTree) -> StatCache:
 
 def _is_fine(stamp: Stamp) -> bool:
     return stamp[3] % 10_000_000 != 0
-
-
-# Removing it.
-
-
-def discard_fork(fork: Fork) -> None:
-    """Delete a fork: its files and its history. Its source may be gone. It can be repeated where it was interrupted.
-
-    Raises:
-        WorkspaceLockedError: a process has it open.
-        ValueError: there are forks of it.
-        OSError: something of it cannot be removed.
-    """
-    living = borrowing_forks(fork.store)
-    if living:
-        raise ValueError(
-            f"the fork {fork.name!r} has forks of its own, which borrow from it: first discard these of {fork.root}: "
-            f"{', '.join(living)}"
-        )
-    with ExitStack() as locks:
-        for place in (fork.root, os.path.join(fork.store, "holder")):
-            _lock(fork, place, locks)
-        remove_fork(fork)
-
-
-def _lock(fork: Fork, place: str, locks: ExitStack) -> None:
-    try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    locks.callback(os.close, descriptor)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise WorkspaceLockedError(fork.root, describe_holder(fork.store)) from None
-
-
-def remove_fork(fork: Fork) -> None:
-    """Remove what there is of a fork. OSError: something of it stays, and its record says so."""
-    fork = fork if fork.inode else own_fork(fork.store) or fork
-    if record_file(fork.source_store, fork.name).exists():
-        save_fork(replace(fork, state="unfinished"))
-    with suppress(FileNotFoundError):
-        os.unlink(os.path.join(fork.store, "fork.json"))
-    failpoint("discard files")
-    remove_tree(fork.unfinished_root)
-    if fork.is_there:
-        remove_tree(fork.root)
-    failpoint("discard history")
-    remove_tree(fork.store)
-    failpoint("discard record")
-    record_file(fork.source_store, fork.name).unlink(missing_ok=True)
-
-
-def drop_gone(store: Store, place: str) -> Sequence[str]:
-    """Forget the forks whose directory is gone, and what was kept for them. What other forks borrow stays."""
-    dropped: list[str] = []
-    borrowing = borrowing_forks(place)
-    for fork in forks_of(place):
-        if fork.state == "gone" and fork.name not in borrowing:
-            with suppress(OSError):
-                remove_fork(fork)
-                dropped.append(fork.name)
-    names = {fork.name for fork in forks_of(place)}
-    for name in store.kept():
-        above, _, last = name.partition("/")
-        if above == FORKS and last not in names:
-            store.unkeep(name)
-    return dropped

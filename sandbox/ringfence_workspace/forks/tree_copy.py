@@ -13,22 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ringfence_workspace.forks.file_copy import copy_steadily, has_same_owner_and_mode
 from ringfence_workspace.history.entries import Entry, Meta, blob_id
 from ringfence_workspace.history.stat_cache import Stamp, stamp_of
 from ringfence_workspace.history.steady_reads import closing, open_at
 from ringfence_workspace.tree.extended_attributes import attributes_of, give_attributes
 from ringfence_workspace.tree.linked_worktrees import LINKED_WORKTREE, is_linked_worktree
-from ringfence_workspace.tree.new_files import create, data_ranges, give, make, make_directory, make_symlink, write_all
+from ringfence_workspace.tree.new_files import create, give, make, make_directory, make_symlink
 
 MAX_DEPTH = 256
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_READ_BYTES = 1 << 16
-"""What is shorter is read and written; of the rest the kernel shares the blocks, or copies them."""
-_SPARSE_BYTES = 1 << 20
-_TRIES = 5
-"""So often a file is copied that somebody writes to meanwhile."""
-_ELSEWHERE = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM})
 
 IsLeftOut = Callable[[int, str, str, os.stat_result], str | None]
 """Why something is left out: the descriptor of its directory, its name there, its path, and its status."""
@@ -257,7 +252,8 @@ class TreeCopy:
             self.made.unsure.append(path)
         if others is not None:
             others.append(path)
-        self._check_owner(path, Meta.of(now), there)
+        if not has_same_owner_and_mode(now, there):
+            self._check_owner(path, Meta.of(now), there)
 
     def _symlink(
         self, source: int, target: int, name: str, path: str, now: os.stat_result
@@ -302,45 +298,31 @@ class TreeCopy:
             found = os.fstat(original)
             if not stat.S_ISREG(found.st_mode):
                 return None
-            descriptor = create(target, name)
+            descriptor = create(target, name, stat.S_IMODE(found.st_mode))
             try:
-                found = self._bytes(original, descriptor, found)
+                found = copy_steadily(original, descriptor, found)
                 return found, self._give_file(original, descriptor, path, found)
             finally:
                 os.close(descriptor)
         finally:
             os.close(original)
 
-    def _bytes(self, original: int, descriptor: int, found: os.stat_result) -> os.stat_result:
-        """Copy the bytes, and again where somebody writes to the file meanwhile; what it was like."""
-        for _ in range(_TRIES):
-            copy_bytes(original, descriptor, found)
-            again = os.fstat(original)
-            if stamp_of(again) == stamp_of(found):
-                break
-            found = again
-            os.ftruncate(descriptor, 0)
-            os.lseek(original, 0, os.SEEK_SET)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-        else:
-            copy_bytes(original, descriptor, found)
-        return found
-
     def _give_file(self, original: int, descriptor: int, path: str, found: os.stat_result) -> os.stat_result:
-        here, mode = os.fstat(descriptor), stat.S_IMODE(found.st_mode)
-        if (here.st_uid, here.st_gid) != (found.st_uid, found.st_gid):
+        attributes = attributes_of(original)
+        os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))
+        there, mode = os.fstat(descriptor), stat.S_IMODE(found.st_mode)
+        if has_same_owner_and_mode(there, found) and not attributes:
+            return there
+        if (there.st_uid, there.st_gid) != (found.st_uid, found.st_gid):
             try:
                 os.fchown(descriptor, found.st_uid, found.st_gid)
             except PermissionError:
                 mode &= ~(stat.S_ISUID | stat.S_ISGID)
-        attributes = attributes_of(original)
         if attributes:
             with suppress(OSError):
                 give_attributes(descriptor, attributes)
             self.made.attributes[path] = attributes
-        if mode != 0o600 or attributes:
-            os.fchmod(descriptor, mode)
-        os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))
+        os.fchmod(descriptor, mode)
         return os.fstat(descriptor)
 
     # -- what was there earlier
@@ -398,34 +380,3 @@ class TreeCopy:
             if entry is not None:
                 number = there.st_ino if there.st_nlink > 1 else 0
                 self.made.changes[path] = entry._replace(meta=entry.meta._replace(link=number))
-
-
-def copy_bytes(original: int, descriptor: int, found: os.stat_result) -> None:
-    """Copy the bytes of a file into an empty one: shared blocks where the filesystem has them, holes where there are
-    some. OSError."""
-    size = found.st_size
-    if size < _READ_BYTES:
-        write_all(descriptor, os.read(original, _READ_BYTES))
-        return
-    is_sparse = size >= _SPARSE_BYTES and found.st_blocks * 512 < size
-    try:
-        ranges = [*data_ranges(original)] if is_sparse else [(0, size)]
-        os.ftruncate(descriptor, size if is_sparse else 0)
-        for start, end in ranges:
-            _copy_range(original, descriptor, start, end)
-    except OSError as error:
-        if error.errno not in _ELSEWHERE:
-            raise
-        os.lseek(original, 0, os.SEEK_SET)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        os.ftruncate(descriptor, 0)
-        while content := os.read(original, 1 << 20):
-            write_all(descriptor, content)
-
-
-def _copy_range(original: int, descriptor: int, start: int, end: int) -> None:
-    while start < end:
-        copied = os.copy_file_range(original, descriptor, end - start, start, start)
-        if not copied:
-            return
-        start += copied
