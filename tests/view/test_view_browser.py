@@ -310,3 +310,35 @@ def test_everybody_can_use_the_page_of_a_batch(browser: Browser, batch_address: 
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert (violations(page), wrong) == ([], [])
     page.close()
+
+
+def tab_to(page: Page, text: str) -> None:
+    """Press Tab until something with this text has the focus."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent").strip() == text:
+            return
+    raise AssertionError(f"no {text} can be reached")
+
+
+def test_a_hunk_is_rejected_with_nothing_but_keys(browser: Browser, address: str, tmp_path: Path) -> None:
+    with Workspace.open(tmp_path / "tree") as workspace, workspace.transaction("edit", opaque=False):
+        workspace.filesystem.write("notes.txt", "two\n")
+    page, wrong = opened(browser, address)
+    while "step-6" not in page.evaluate("document.activeElement.parentElement?.id ?? ''"):
+        page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#step-6.open table.diff")
+    tab_to(page, "Reject this hunk")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#act[open]")
+    assert violations(page) == []
+    while page.evaluate("document.activeElement.tagName") != "TEXTAREA":
+        page.keyboard.press("Tab")
+    page.keyboard.type("Keep the token.")
+    tab_to(page, "Do it")
+    page.keyboard.press("Enter")
+    expect(page.locator("#notes li")).to_contain_text("Keep the token.")
+    assert "the token is" in (tmp_path / "tree/notes.txt").read_text()
+    assert wrong == []
+    page.close()

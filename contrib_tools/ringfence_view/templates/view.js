@@ -7,6 +7,8 @@
   const isLive = document.querySelector("script[src]") !== null;
   let selected = null, token = "", newest = "", notesAsked = 0, questionsAsked = 0;
 
+  const PIECE = 250;  // rows of a table that are made side by side at a time
+
   const say = (text) => { status.textContent = text; };
   const fragment = new URLSearchParams(location.hash.slice(1));
   if (isLive) {
@@ -65,14 +67,25 @@
     if (open) history.replaceState(null, "", "#" + item.id);
   }
 
-  // Side by side: removed lines beside those that took their place.
-  function splitTable(table) {
+  const pause = () => new Promise((resolve) => setTimeout(resolve));
+
+  function unsplitTable(table) {
+    table.querySelectorAll("tbody.split").forEach((one) => one.remove());
+    if (table.tBodies[0]) table.tBodies[0].hidden = false;
+    columns(table, ["n", "n", "s", ""]);
+  }
+
+  // Side by side: removed lines beside those that took their place. A long table is made in pieces, so that the page
+  // does not stand still meanwhile.
+  async function splitTable(table) {
     const unified = table.tBodies[0];
     if (!unified || !table.querySelector("col")) return;
-    table.querySelector("tbody.split")?.remove();
-    const body = document.createElement("tbody");
-    body.className = "split";
-    let old = [], fresh = [];
+    unsplitTable(table);
+    const made = table.splitMade = (table.splitMade ?? 0) + 1, rows = [...unified.rows];
+    let body, old = [], fresh = [];
+    const begin = () => { body = document.createElement("tbody"); body.className = "split"; };
+    const isOurs = () => table.splitMade === made && document.body.classList.contains("split");
+    begin();
     const cell = (row, at, kind) => {
       const made = row ? row.cells[at].cloneNode(true) : document.createElement("td");
       if (row) made.classList.add(kind);
@@ -85,7 +98,16 @@
       }
       old = []; fresh = [];
     };
-    for (const row of unified.rows) {
+    unified.hidden = true;
+    columns(table, ["n", "", "n", ""]);
+    for (const row of rows) {
+      if (!old.length && fresh.length >= PIECE) flush();
+      if (body.rows.length >= PIECE && !old.length && !fresh.length) {
+        table.append(body);
+        begin();
+        await pause();
+        if (!isOurs()) return;
+      }
       if (row.classList.contains("del")) { if (fresh.length) flush(); old.push(row); }
       else if (row.classList.contains("add")) fresh.push(row);
       else {
@@ -97,8 +119,6 @@
       }
     }
     flush();
-    unified.hidden = true;
-    columns(table, ["n", "", "n", ""]);
     table.append(body);
   }
 
@@ -106,12 +126,14 @@
     table.querySelectorAll("col").forEach((one, at) => { one.className = kinds[at]; });
   }
 
-  function setSplit(on) {
+  async function setSplit(on) {
     document.body.classList.toggle("split", on);
     document.getElementById("split").setAttribute("aria-pressed", String(on));
     for (const table of document.querySelectorAll("table.diff")) {
-      if (on) splitTable(table);
-      else { table.querySelector("tbody.split")?.remove(); if (table.tBodies[0]) table.tBodies[0].hidden = false; columns(table, ["n", "n", "s", ""]); }
+      if (document.body.classList.contains("split") !== on) return;  // somebody has changed their mind
+      if (on) await splitTable(table);
+      else { table.splitMade = (table.splitMade ?? 0) + 1; unsplitTable(table); }
+      await pause();
     }
   }
 
