@@ -342,3 +342,52 @@ def test_a_hunk_is_rejected_with_nothing_but_keys(browser: Browser, address: str
     assert "the token is" in (tmp_path / "tree/notes.txt").read_text()
     assert wrong == []
     page.close()
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1024, 1600])
+def test_everybody_can_act(browser: Browser, address: str, width: int, scheme: str) -> None:
+    page, wrong = opened(browser, address, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    found = list[str]()
+    page.locator("#step-3 .row").click()
+    page.wait_for_selector("#step-3 table.diff")
+    for button in ("#step-3 [data-act=reject-step]", "#step-3 [data-act=undo]", "#acting [data-act=comment]"):
+        page.locator(button).first.click()
+        page.wait_for_selector("#act[open]")
+        found += violations(page)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.keyboard.press("Escape")
+    page.locator("#acting [data-act=comment]").click()
+    page.locator("#words textarea").fill("long-word-" * 60)
+    page.locator("#do").click()
+    page.wait_for_selector("#notes li")
+    found += violations(page)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert (found, wrong) == ([], [])
+    page.close()
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1024, 1600])
+def test_everybody_can_answer(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, scheme: str
+) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "tree").mkdir()
+    call = {"name": "write_file", "arguments": {"file_path": "a", "content": "new-" * 200 + "\n"}}
+    (tmp_path / "script.jsonl").write_text(json.dumps({"tool_calls": [call]}) + "\n" + json.dumps({"text": "Done."}))
+    run = ["run", tmp_path / "tree", "--task", "x", "--model", f"script:{tmp_path / 'script.jsonl'}"]
+    command = [sys.executable, "-m", "ringfence_cli", *run, "--view", "--ask", "writes"]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **streams) as process, ExitStack() as stack:  # type: ignore[call-overload]
+        stack.callback(process.kill)
+        assert process.stderr is not None
+        address = process.stderr.readline().removeprefix("the page: ").strip()
+        size = {"width": width, "height": 900}
+        page, wrong = opened(browser, address, "#asked", viewport=size, color_scheme=scheme)
+        expect(page.locator("#question [data-answer=yes]")).to_be_enabled()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert (violations(page), wrong) == ([], [])
+        page.close()
