@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ringfence.runtime.policy import Policy
 from ringfence_guard import wording
@@ -20,6 +20,7 @@ from ringfence_tools.printable import one_line
 if TYPE_CHECKING:
     from ringfence_sandbox import Workspace
 
+Adopted = TypeVar("Adopted")
 MAX_TITLE = 100
 """The most characters of a call's arguments in the line of its step."""
 
@@ -69,12 +70,7 @@ class CallAdoption:
             title=one_line(" + ".join(filter(None, (call.event.arguments for call in calls))), MAX_TITLE),
         )
         try:
-            try:
-                done = adopt(mark)
-            except SomeDeniedError:
-                assert earlier is not None
-                self._workspace().drop_look(self._workspace().begin_look(paths=earlier.paths))
-                done = adopt(mark)
+            done = adopt(mark) if earlier is None else self._adopt_later(lambda: adopt(mark), earlier)
         except ValueError:
             if mark not in self.tried:
                 raise
@@ -94,6 +90,14 @@ class CallAdoption:
             kind: CallKind = "kept" if done.kept else "denied"
             self._log_each(calls, kind, step, done.aborted, changed, policy, reason)
         return verdict
+
+    def _adopt_later(self, adopt: Callable[[], Adopted], earlier: EarlierChangesPolicy) -> Adopted:
+        """Adopt calls but for what is from before their start."""
+        try:
+            return adopt()
+        except SomeDeniedError:
+            self._workspace().drop_look(self._workspace().begin_look(paths=earlier.paths))
+            return adopt()
 
     def _hidden(self, paths: Sequence[str]) -> Sequence[str]:
         files = self._workspace().filesystem
