@@ -65,7 +65,6 @@ def forget(invocation: Invocation, roots: tuple[str, ...], gone: bool, discards:
         raise click.UsageError("name the directories, as `ringfence stores` lists them, or give --gone")
     chosen = [store for store in all_stores() if store.root_is_gone] if gone else _of(roots)
     forgotten, discarded, problems = list[HistoryStore](), list[Fork](), list[str]()
-    errors = ErrorStream()
     for store in chosen:
         if not store.path.exists():  # it was that of a fork of an earlier one
             continue
@@ -80,10 +79,6 @@ def forget(invocation: Invocation, roots: tuple[str, ...], gone: bool, discards:
             continue
         forgotten.append(store)
         discarded += forks
-        if not invocation.wants_json:
-            put(f"{_line(store)}\n".encode())
-            for fork in forks:
-                errors.say(f"with its fork {fork.name}, {escape_path(fork.root)}")
     if invocation.wants_json:
         invocation.put_json(
             {
@@ -93,11 +88,22 @@ def forget(invocation: Invocation, roots: tuple[str, ...], gone: bool, discards:
                 "problems": problems,
             }
         )
+    else:
+        put("".join(f"{_line(store)}\n" for store in forgotten).encode())
+    _say_forgotten(forgotten, discarded, problems, dry_run=dry_run)
+    return NotStartedError.exit_code if problems else 0
+
+
+def _say_forgotten(
+    forgotten: Sequence[HistoryStore], discarded: Sequence[Fork], problems: Sequence[str], *, dry_run: bool
+) -> None:
+    errors = ErrorStream()
+    for fork in discarded:
+        errors.say(f"with the fork {fork.name}, {escape_path(fork.root)}")
     for problem in problems:
         errors.say(f"not forgotten: {problem}")
     size = _size(sum(store.size_bytes for store in forgotten))
     errors.say(f"{'would forget' if dry_run else 'forgot'} {plural(len(forgotten), 'history')}, {size}")
-    return NotStartedError.exit_code if problems else 0
 
 
 def _of(roots: Sequence[str]) -> list[HistoryStore]:

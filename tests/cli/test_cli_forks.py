@@ -206,7 +206,7 @@ def test_forget_gone_discards_forks_without_unpromoted_changes_and_goes_on_after
     assert done.returncode == 2
     words = " ".join(done.stderr.split())
     assert f"the fork changed of {tree} (gone) holds what was not promoted, in {changed}: a.txt." in words
-    assert f"with its fork clean, {clean}" in words
+    assert f"with the fork clean, {clean}" in words
     assert (clean.exists(), promoted.exists(), changed.exists()) == (False, True, True)
     found = answer("stores", "forget", "--gone", "--discard-forks")
     assert [one["root"] for one in found["forgotten"]] == [str(tree)]

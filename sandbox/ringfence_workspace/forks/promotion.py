@@ -125,10 +125,7 @@ class ForkChanges:
         place = git_place(path)
         if place is not None or self._hides(path):
             if difference.changes_content:
-                self.kept[place or path] = self._hidden_reason(path) if place is None else _GIT
-            module, is_object, _ = path.partition("/objects/")
-            if is_object and began is None and module.startswith(".git/modules/"):
-                self.submodules[module] = _SUBMODULE
+                self._keep(path, place, is_new=began is None)
             return
         own, source = self._own.states, self._source.states
         why = own.unknown(self.tip).why(path, there=after is not None)
@@ -139,12 +136,24 @@ class ForkChanges:
                 reasons = self.kept if "hidden" in (why, here) else self.unclear
                 reasons[path] = f"what {side} is not in the history ({reason})"
             return
-        was = source.entry(self._fork.commit, path)
-        wanted = self._as_in_source(began, after, was)
+        self._add_known(path, began, after)
+
+    def _keep(self, path: str, place: str | None, *, is_new: bool) -> None:
+        """Keep what is hidden here, or is in the git directory at a place."""
+        self.kept[place or path] = self._hidden_reason(path) if place is None else _GIT
+        module, is_object, _ = path.partition("/objects/")
+        if is_object and is_new and module.startswith(".git/modules/"):
+            self.submodules[module] = _SUBMODULE
+
+    def _add_known(self, path: str, began: Entry | None, after: Entry | None) -> None:
+        """Add a path as it has changed since it was promoted, or else since the fork."""
+        own, source = self._own.states, self._source.states
         promotion = next((one for one in self.promotions if path in one.paths), None)
         promoted = began if promotion is None else own.entry(promotion.commit, path)
         if promoted == after:
             return
+        was = source.entry(self._fork.commit, path)
+        wanted = self._as_in_source(began, after, was)
         if promotion is not None:
             was = self._as_in_source(began, promoted, was)
             here = source.entry(promotion.step.commit, path)
