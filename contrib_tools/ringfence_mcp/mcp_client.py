@@ -34,7 +34,7 @@ class ServerCommand:
         elif program.name == NAME:
             command, args = str(program), []
         else:
-            command, args = sys.executable, ["-m", NAME]
+            command, args = sys.executable, ["-P", "-m", NAME]  # clients start it in a project: no module of that
         env = {name: os.environ[name] for name in STATE_VARIABLES if os.environ.get(name)}
         return ServerCommand(command, [*args, "serve", *options], env)
 

@@ -52,6 +52,17 @@ def test_the_client_of_an_entry_point_is_registered_and_taken_out_again(site: Pa
     assert not file.exists()
 
 
+def test_a_server_that_python_starts_takes_no_module_of_the_project(site: Path) -> None:
+    assert ringfence(site, "mcp", "install", "gemini").returncode == 0
+    project = site.parent / "project"
+    server = json.loads((project / ".gemini/settings.json").read_text())["mcpServers"]["ringfence"]
+    for name in ("json.py", "ringfence.py"):
+        (project / name).write_text("raise SystemExit('of the project')\n")
+    command = [server["command"], *server["args"], "--help"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert "Usage" in done.stdout, done.stderr
+
+
 def test_the_server_shows_the_client_of_an_entry_point_what_it_shows_its_model(site: Path) -> None:
     """One inside of the directory that is served does not count: the agent could change it."""
     code = "import sys; from pathlib import Path; from ringfence_mcp.known_clients import *; site = Path(sys.argv[1])"
