@@ -77,6 +77,10 @@ class CallAdoption:
             return self._adopted_before(calls, call_id)
         if mark in self.tried and not done.changes:
             return self._adopted_before(calls, call_id)
+        return self._conclude(calls, done, others)
+
+    def _conclude(self, calls: Sequence[OpenCall], done: Adopted, others: Sequence[str]) -> str:
+        """Log what became of calls that were adopted now. Return what their models are told."""
         changed = [change.path for change in done.changes]
         verdict = ""
         if not done.kept:
