@@ -60,6 +60,7 @@ bench: $(READY)
 	@$(PY) benchmarks/table.py
 	-@$(PY) benchmarks/sandbox.py
 	-@$(PY) benchmarks/network.py
+	-@$(PY) benchmarks/guarded_agent.py
 
 check: format lint imports types dead wheel
 
