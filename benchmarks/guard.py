@@ -22,7 +22,7 @@ from pathlib import Path
 from measure import Row, Side, Spread, alternated, flat, less, report, scratch_directory
 from trees import sample, written
 
-from ringfence_guard import client_path, guard_directory
+from ringfence_guard import HookCommand, guard_directory, save_launcher
 
 TARGETS_US = {1_000: 6_000, 10_000: 8_000, 50_000: 12_000}
 """By the number of files: of a command, both events."""
@@ -70,8 +70,9 @@ class Agent:
     def __init__(self, root: Path, state: Path) -> None:
         self._root, self._number = root, 0
         directory = guard_directory(root)
-        self.client = [sys.executable, "-I", "-S", client_path(), "claude", "--state", str(state)]
-        self.client += ["--root", str(root), "--directory", str(directory)]
+        save_launcher(state)
+        command = HookCommand(sys.executable, "ringfence", str(state), str(root))
+        self.client = [*command.words("claude")]
         subprocess.run(self.client, input=self.event("SessionStart"), check=True, text=True)
         self.server = Server(directory, 0)
         self.server.process = json.loads(self.server.ask({"kind": "status"}))["status"]["process"]

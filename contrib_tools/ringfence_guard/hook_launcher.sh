@@ -13,7 +13,11 @@ if ! [ -r "$client" ]; then
     for client in "${python%/bin/*}"/lib/python3*/site-packages/ringfence_guard/hook_client.py; do :; done
 fi
 if [ -x "$python" ] && [ -r "$client" ]; then
-    exec "$python" -I -S "$client" "$@"
+    # Imported, since Python keeps what it has compiled of a module, and compiles a program at each start.
+    exec "$python" -I -S -c "import sys
+sys.path.append(sys.argv.pop(1))
+from hook_client import main
+sys.exit(main(sys.argv[1:]))" "${client%/*}" "$@"
 fi
 event=$(cat)
 case " $* " in *' --if-unavailable allow '*) exit 0 ;; esac
