@@ -40,7 +40,7 @@ def run_candidates(options: RunCommand, wanted: CandidateOptions, invocation: In
         click.ClickException, SpecError: nothing was begun.
         click.Abort: it was interrupted before a candidate ran. The forks that were made stay.
     """
-    _refuse_others(options)
+    _refuse_others(options, wanted)
     check_view(is_wanted=options.view, can_write=options.write)
     with ExitStack() as pages:
         return _run_candidates(options, wanted, invocation, pages)
@@ -72,7 +72,7 @@ def _run_candidates(options: RunCommand, wanted: CandidateOptions, invocation: I
     return ending.report(invocation, errors)
 
 
-def _refuse_others(options: RunCommand) -> None:
+def _refuse_others(options: RunCommand, wanted: CandidateOptions) -> None:
     if options.task is None:
         raise click.UsageError("give --task: what each candidate is to do")
     others = (
@@ -88,6 +88,8 @@ def _refuse_others(options: RunCommand) -> None:
         raise click.UsageError(f"{' and '.join(refused)}: not with --candidates, of which each is a run in its fork")
     if options.workspace == "memory":
         raise click.UsageError("--candidates is for --workspace disk or podman: a candidate is a fork, on disk")
+    if wanted.share and options.workspace != "podman":
+        raise click.UsageError("--share needs --workspace podman: only a container has a directory of DIR to be read")
 
 
 def _make_forks(
@@ -106,9 +108,9 @@ def _make_forks(
             closing(on_disk(spec.directory, hide=hide, quiet=options.quiet, detect=spec.detect)) as opened,
         ):
             workspace = opened.history
-            workspace.check_fork_room(wanted.count)
+            workspace.check_fork_room(wanted.count, share=wanted.share)
             for name in _free_names(workspace, wanted.count):
-                with workspace.fork(name) as made:
+                with workspace.fork(name, share=wanted.share) as made:
                     fork = made.fork_record
                 assert fork is not None, "it was forked"
                 forks.append(fork)

@@ -56,13 +56,26 @@ NAME = click.argument("name", shell_complete=_known_names)
 @click.option("--at", callback=step_name, metavar="STEP", help="Begin with the files as they were after STEP.")
 @click.option("--into", type=click.Path(path_type=Path), metavar="PATH", help="Make it there, where nothing is yet.")
 @click.option("--no-secrets", is_flag=True, help="Leave hidden files out.")
+@click.option(
+    "--share",
+    multiple=True,
+    metavar="DIRECTORY",
+    help="Do not copy this directory of DIR: containers of the fork have that of DIR, to be read. Its commands run in "
+    "containers only then. Can be repeated.",
+)
 def fork(
-    invocation: Invocation, directory: Path, name: str, at: StepName | None, into: Path | None, no_secrets: bool
+    invocation: Invocation,
+    directory: Path,
+    name: str,
+    at: StepName | None,
+    into: Path | None,
+    no_secrets: bool,
+    share: Sequence[str],
 ) -> int:
     """Make a fork of DIR called NAME: a directory with all of its files and a history of its own."""
     with (
         opened_to_change(directory, invocation) as workspace,
-        workspace.fork(name, at=at, into=into, secrets=not no_secrets) as made,
+        workspace.fork(name, at=at, into=into, share=share, secrets=not no_secrets) as made,
     ):
         record = made.fork_record
     assert record is not None, "it was forked"
@@ -82,6 +95,8 @@ def _what_differs(record: Fork) -> Iterator[str]:
         yield f"still named {escape_path(record.source)} in: {_named(record.points_back)}"
     if record.rewritten:
         yield f"links that lead into the fork now: {_named(record.rewritten)}"
+    if record.shared:
+        yield f"empty, and only there for commands with --workspace podman: {_named([*record.shared])}"
     if record.left_out:
         yield f"left out: {_named([f'{path} ({why})' for path, why in record.left_out.items()])}"
 

@@ -174,6 +174,13 @@ def ringfence() -> None:
     is_flag=True,
     help="With --score: also if a Python environment in DIR names DIR. Its packages may be those of DIR then.",
 )
+@click.option(
+    "--share",
+    multiple=True,
+    metavar="DIRECTORY",
+    help="With --candidates and --workspace podman: do not copy this directory of DIR. Each candidate can read that of "
+    "DIR. Can be repeated.",
+)
 @click.option("--promote", type=click.Choice(["best"]), help="With --score: make the changes of the best in DIR.")
 @click.option(
     "--jobs",

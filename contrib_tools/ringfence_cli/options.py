@@ -63,20 +63,23 @@ class CandidateOptions:
     jobs: int | None = None
     scores_anyway: bool = False
     """Whether to score although an environment of Python may run the code of the source."""
+    share: Sequence[str] = ()
+    """Directories that are not copied, and that containers of candidates have from the source."""
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> CandidateOptions | None:
         """Take these options out of what was given. None: there are to be no candidates. click.UsageError."""
         count, score, jobs = given.pop("candidates"), given.pop("score"), given.pop("jobs")
-        promote, anyway = given.pop("promote"), given.pop("score_anyway")
+        promote, anyway, share = given.pop("promote"), given.pop("score_anyway"), given.pop("share")
         if count is None:
             options = (("--score", score), ("--promote", promote), ("--jobs", jobs), ("--score-anyway", anyway or None))
+            options += (("--share", share or None),)
             if alone := [option for option, value in options if value is not None]:
                 raise click.UsageError(f"{' and '.join(alone)}: for --candidates N")
             return None
         if promote is not None and score is None:
             raise click.UsageError("--promote best needs --score COMMAND, which says what is best")
-        return cls(count, score, promote is not None, jobs, anyway)
+        return cls(count, score, promote is not None, jobs, anyway, share)
 
 
 class Command(click.Command):

@@ -34,10 +34,12 @@ from ringfence_sandbox.container.container import WITHOUT_COMMANDS, Container, r
 from ringfence_sandbox.container.git_directories import GitDirectories
 from ringfence_sandbox.container.images import DEFAULT_RECIPE, Progress, build, built, existing, recipe, silent
 from ringfence_sandbox.container.isolation import WORKSPACE, Property, SandboxLimits
+from ringfence_sandbox.container.shared_directories import all_found
 from ringfence_sandbox.container.tree_mounts import mounted_in
 from ringfence_sandbox.network.network import Network, Resolve, allowed_hosts, resolve_name
 from ringfence_sandbox.project.project_image import remembered_image
 from ringfence_workspace.commands import CommandExit, CommandRequest, CommandResult, ShellEnvironment
+from ringfence_workspace.forks.shared_directories import shared_in
 from ringfence_workspace.host import HostFilesystem
 from ringfence_workspace.pipes import Stream
 from ringfence_workspace.tree.hidden_tree import Inode
@@ -124,6 +126,7 @@ class PodmanSandbox:
         self._resources.owns_connection = connection is None
         # Before any command: none may choose what the next container shows.
         self._git = GitDirectories.of(filesystem.root, filesystem.hidden, copied_from=project)
+        self._shared = shared_in(filesystem.history)
         self._finalizer = weakref.finalize(self, self._resources.close)
 
     def __enter__(self) -> Self:
@@ -151,10 +154,10 @@ class PodmanSandbox:
             lives = container is not None and not container.channel.closed and container.process.lives
             tree = self.filesystem.hidden_tree
             hidden: Mapping[str, Inode] = {} if tree is None else tree.covers()
-            worktrees = self.filesystem.linked_worktrees
+            worktrees, shared = self.filesystem.linked_worktrees, all_found(self._shared)
             if container is not None and lives and container.mounts == mounted_in(self.filesystem.root):
                 with suppress(SandboxUnavailableError):
-                    if (container.hidden, container.worktrees) == (hidden, worktrees):
+                    if (container.hidden, container.worktrees, container.shared) == (hidden, worktrees, shared):
                         container.check_covered()
                         return container
             self._end_container()
@@ -172,6 +175,7 @@ class PodmanSandbox:
                 git=self._git,
                 rule=self.filesystem.hidden,
                 worktrees=worktrees,
+                shared=shared,
                 resolve=self._resolve,
             )
             self._describe(self._resources.container, image if is_new else "")

@@ -464,7 +464,7 @@ class Workspace(WorkspaceForks):
             FileNotFoundError, NotADirectoryError: ``cwd`` is no directory of the workspace.
             PermissionError: the workspace was opened read-only.
             TransactionError: it is run in a tool call whose tool is not declared opaque.
-            ValueError, TypeError: the command cannot be asked for so.
+            ValueError, TypeError: the command cannot be asked for so. ValueError: the fork shares directories.
             RestoreFailedError: the rollback could not be completed.
         """
         from ringfence_workspace.workspace_commands import CommandRules, command_request
@@ -472,6 +472,7 @@ class Workspace(WorkspaceForks):
         request = command_request(
             command, shell=shell, cwd=cwd, env=env or {}, stdin=stdin, timeout_seconds=timeout_seconds
         )
+        self.check_commands_here()
         rules = CommandRules(policies, on_error, dry_run, discard)
         return self._known_commands().run(
             request,
@@ -506,6 +507,7 @@ class Workspace(WorkspaceForks):
         request = command_request(
             command, shell=False, cwd=cwd, env=env or {}, stdin=None, timeout_seconds=timeout_seconds
         )
+        self.check_commands_here()
         mark, call_id = self.begin_look(), new_id()
         ended = self._known_commands().run_in_terminal(request, call_id)
         wish = RollbackWish(lambda changes: rolls_back(ended.exit_code, changes))
@@ -660,9 +662,13 @@ class Workspace(WorkspaceForks):
         `Fork.points_back` of `fork_record` names what still leads to the source, and `Fork.left_out` what did not come
         along: sockets and other special files, mounts, linked worktrees of git.
 
+        ``share`` names directories that are not copied. The fork has an empty one at the place of each, and its
+        containers that of the source, as it is then, to be read. No command of the fork runs on this machine, where it
+        would not find them.
+
         Raises:
-            ValueError: it cannot be a name, the place is inside of this workspace, or the `.git` in the root is a file
-                that leads elsewhere. Directories cannot be shared with commands on this machine.
+            ValueError: it cannot be a name, the place is inside of this workspace, the `.git` in the root is a file
+                that leads elsewhere, or a directory cannot be shared: it is not there, hidden, or git's own.
             LookupError: there is no such step.
             FileExistsError: there is a fork of this name, or something at its place.
             OSError: there is no room, or it cannot be written. Nothing of it is left.

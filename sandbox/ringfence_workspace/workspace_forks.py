@@ -73,30 +73,29 @@ class WorkspaceForks(WorkspaceHistory):
         """Make what `Workspace.fork` opens."""
         from ringfence_workspace.forks.fork_making import ForkSource, make_fork
 
-        if share:
-            raise ValueError(
-                f"{', '.join(share)} cannot be shared with a fork whose commands run on this machine: they could write "
-                "there. Leave share out, and the directories are copied"
-            )
         with self._alone("fork") as (_, history):
             record = self._store.commit(self._tip()) if at is None else self._find.record(at)
             source, step = ForkSource(self.root, self._place, history), self._newest_step(record)
             place = None if into is None else os.fspath(into)
-            return make_fork(source, name, record, step, place, secrets=secrets)
+            return make_fork(source, name, record, step, place, share, secrets=secrets)
 
     def _newest_step(self, record: CommitRecord) -> int:
         while record.number is None and record.parent is not None:
             record = self._store.commit(record.parent)
         return record.number or 0
 
-    def check_fork_room(self, copies: int, into: str | os.PathLike[str] | None = None) -> None:
+    def check_fork_room(
+        self, copies: int, into: str | os.PathLike[str] | None = None, share: Collection[str] = ()
+    ) -> None:
         """Raise OSError (ENOSPC) if there is no room for so many forks, each with all bytes of the files. Filesystems
-        that share blocks among copies need none."""
+        that share blocks among copies need none. ``share`` is as for `Workspace.fork`."""
         from ringfence_workspace.forks.fork_making import ForkSource, check_room
+        from ringfence_workspace.forks.shared_directories import directories_to_share
 
         with self._alone("fork") as (_, history):
             source = ForkSource(self.root, self._place, history)
-            check_room(source, copies, None if into is None else os.fspath(into))
+            shared = directories_to_share(share, self.root, self._place, history)
+            check_room(source, copies, None if into is None else os.fspath(into), shared)
 
     def forks(self) -> Sequence[Fork]:
         """The forks that were made of it and not discarded, by name."""
@@ -198,6 +197,16 @@ class WorkspaceForks(WorkspaceHistory):
         """What is known of it as a fork. None: it is none."""
         return own_fork(self._place)
 
+    def check_commands_here(self) -> None:
+        """Raise ValueError for a fork that shares directories: no command on this machine finds what is in them."""
+        found = self.fork_record
+        if found is not None and found.shared:
+            listed = ", ".join(found.shared)
+            raise ValueError(
+                f"this fork shares {listed}, which only a container of it shows: run commands with Podman (--workspace "
+                "podman), or make a fork that shares nothing"
+            )
+
     def _as_fork(self) -> Fork:
         found = self.fork_record
         if found is None:
@@ -261,6 +270,8 @@ class WorkspaceForks(WorkspaceHistory):
 
     def _patch_to(self, other: WorkspaceForks) -> bytes:
         """The patch from this opened fork to another one of the same source."""
+        from ringfence_workspace.forks.shared_directories import is_in
+
         mine, theirs = self._as_fork(), other._as_fork()
         self.look()
         other.look()
@@ -271,7 +282,8 @@ class WorkspaceForks(WorkspaceHistory):
             if mine.commit != theirs.commit:  # the newer one has borrowed both
                 newer = there if theirs.created_at > mine.created_at else here
                 found += newer.differences(mine.commit, theirs.commit)
-            paths = sorted({difference.path for difference in found})
+            shared = {*mine.shared, *theirs.shared}
+            paths = sorted({one.path for one in found if not is_in(one.path, shared)})
             pairs = [Difference(path, here.entry(tip, path), there.entry(other_tip, path)) for path in paths]
             changes = [
                 Change(pair.path, here.version(pair.before), there.version(pair.after))

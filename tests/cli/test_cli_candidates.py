@@ -90,6 +90,8 @@ def test_what_cannot_be_is_refused_before_a_fork_is_made(tree: Path, tmp_path: P
         (("--candidates", "2", "--promote", "best"), "--promote best needs --score COMMAND"),
         (("--candidates", "2", "--patch", "p"), "--patch: not with --candidates"),
         (("--candidates", "2", "--workspace", "memory"), "--candidates is for --workspace disk or podman"),
+        (("--candidates", "2", "--share", "a"), "--share needs --workspace podman"),
+        (("--share", "a"), "--share: for --candidates N"),
     ):
         done = ringfence_text(*task, *options)
         assert done.returncode == 2

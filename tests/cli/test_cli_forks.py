@@ -56,6 +56,27 @@ def test_a_fork_is_made_promoted_undone_and_discarded(tree: Path) -> None:
     assert ringfence_text("forks", tree).stderr == "0 forks\n"
 
 
+def test_a_fork_that_shares_a_directory_runs_nothing_on_this_machine(tree: Path) -> None:
+    (tree / "modules").mkdir()
+    (tree / "modules/m").touch()
+    done = ringfence_text("fork", tree, "one", "--share", "modules")
+    place = Path(done.stdout.rstrip("\n"))
+    assert list((place / "modules").iterdir()) == []
+    assert "empty, and only there for commands with --workspace podman: modules" in done.stderr
+    (found,) = answer("forks", tree)["forks"]
+    assert (found["shared"], found["left_out"]) == ({"modules": str(tree)}, {})
+    (tree.parent / "model.jsonl").write_text('{"text": "Done."}\n')
+    run = ("run", place, "--task", "x", "--model", f"script:{tree.parent}/model.jsonl")
+    for words in (("exec", place, "--", "touch", "made"), run):
+        done = ringfence_text(*words)
+        assert done.returncode != 0
+        assert "this fork shares modules, which only a container of it shows" in " ".join(done.stderr.split())
+    assert not (place / "made").exists()
+    done = ringfence_text("fork", tree, "two", "--share", "gone")
+    assert done.returncode == 2
+    assert "'gone' cannot be shared: it is no directory" in " ".join(done.stderr.split())
+
+
 def test_a_fork_whose_directory_is_gone_or_another_one_is_not_promoted(tree: Path) -> None:
     place = fork(tree, "one")
     shutil.rmtree(place)

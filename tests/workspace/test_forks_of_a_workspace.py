@@ -258,8 +258,6 @@ def test_forks_are_named_and_discarded(root: Path, workspace: Workspace, tmp_pat
     for name in ("", ".a", "a/b", "a..b", "a.lock", "x" * 65):
         with pytest.raises(ValueError, match="cannot be the name of a fork"):
             workspace.fork(name)
-    with pytest.raises(ValueError, match="cannot be shared"):
-        workspace.fork("c", share=["node_modules"])
     with pytest.raises(WorkspaceLockedError):
         workspace.discard_fork("a")
     place, record = Path(a.root), a.fork_record

@@ -22,7 +22,13 @@ from ringfence_tools.runs.agent_run import AgentTask, MakeSection, SessionObserv
 from ringfence_tools.runs.asking import approval_of, nobody
 from ringfence_tools.runs.hiding import hidden_as_before
 from ringfence_tools.runs.model_specs import model_of
-from ringfence_tools.runs.opened_workspace import in_memory, on_disk, recovered_before_copy, start_container
+from ringfence_tools.runs.opened_workspace import (
+    check_commands_here,
+    in_memory,
+    on_disk,
+    recovered_before_copy,
+    start_container,
+)
 from ringfence_tools.runs.own_code import sections_of
 from ringfence_tools.runs.owner_policies import policies_of
 from ringfence_tools.runs.policy_specs import parse_specs
@@ -112,6 +118,8 @@ def open_run(
             if limits.place.workspace == "podman":
                 with while_starting:
                     start_container(disk, limits.place, project=spec.project, quiet=quiet)
+            else:
+                check_commands_here(disk)
         workspace.with_ignored, workspace.allows_git = spec.with_ignored, spec.allow_git
         stack.enter_context(masked_logs(workspace.secrets))
         with reserve_stdout(limits.sections):

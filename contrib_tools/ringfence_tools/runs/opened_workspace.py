@@ -78,6 +78,14 @@ def recovered_before_copy(directory: Path, *, quiet: bool = False) -> Iterator[s
                     yield describe_recovery(recovered, directory)
 
 
+def check_commands_here(workspace: DiskWorkspace) -> None:
+    """Raise NotStartedError for a fork that shares directories, which a run without a container does not see."""
+    try:
+        workspace.history.check_commands_here()
+    except ValueError as error:
+        raise NotStartedError(str(error)) from None
+
+
 def start_container(
     workspace: DiskWorkspace, place: Place, *, project: Path | None = None, quiet: bool = False
 ) -> None:

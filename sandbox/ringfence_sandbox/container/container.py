@@ -37,6 +37,7 @@ from ringfence_sandbox.container.isolation import (
     verified,
 )
 from ringfence_sandbox.container.lent_python import IN_THE_IMAGE, LENT, NoPythonError, Python, lacks_python, lent_python
+from ringfence_sandbox.container.shared_directories import LOOK, SharedDirectory, check_seen
 from ringfence_sandbox.container.tree_mounts import cover, git_mounts, mounted_in, searchable, show, show_worktree
 from ringfence_sandbox.container.users import mapped_for_owner
 from ringfence_sandbox.network.network import AllowedHosts, Network, Resolve, allowed_hosts, resolve_name
@@ -68,6 +69,7 @@ class _Wanted:
     git: GitDirectories
     rule: HiddenFiles | None
     worktrees: Sequence[str]
+    shared: Sequence[SharedDirectory]
 
 
 class Container:
@@ -101,6 +103,8 @@ class Container:
         self._covered = covered
         self.worktrees = wanted.worktrees
         """The linked worktrees in the workspace when it was started. Commands can read them."""
+        self.shared = wanted.shared
+        """The directories that the workspace shares as a fork, when it was started. Commands can read them."""
         self.hidden = wanted.hidden
         """What was covered in the workspace when it was started: path to inode."""
         self.git_problem = wanted.git.problem
@@ -131,16 +135,17 @@ class Container:
         git: GitDirectories = NO_GIT,
         rule: HiddenFiles | None = None,
         worktrees: Sequence[str] = (),
+        shared: Sequence[SharedDirectory] = (),
         resolve: Resolve = resolve_name,
     ) -> Container:
         """Create and start one over the tree `root`, and look whether it is shut in. What is ``hidden`` is covered, and
-        what ``rule`` hides in the directories of ``git``. ``worktrees`` can only be read. ``resolve`` finds the
-        addresses of hosts that ``network`` names.
+        what ``rule`` hides in the directories of ``git`` and in ``shared`` ones. These and ``worktrees`` can only be
+        read. ``resolve`` finds the addresses of hosts that ``network`` names.
 
         Raises:
             SandboxUnavailableError: it cannot be had, or is not shut in as it should be.
         """
-        wanted = _Wanted(root, image, limits, network, hidden, git, rule, worktrees)
+        wanted = _Wanted(root, image, limits, network, hidden, git, rule, worktrees, shared)
         try:
             started = _launch(connection, wanted, IN_THE_IMAGE)
         except NoPythonError as missing:
@@ -160,6 +165,7 @@ class Container:
             started.properties = started._verified(limits, network)
             _refuse(started.properties, strict)
             started.check_covered()
+            started._check_shared()
             started._check_git(git)
         except BaseException:
             started.close()
@@ -196,6 +202,16 @@ class Container:
             raise SandboxUnavailableError(f"the container was lost: {error}") from error
         if path:
             raise SandboxUnavailableError(f"{escape_path(path)} is hidden and not covered, so no command is run")
+
+    def _check_shared(self) -> None:
+        """Check from inside that shared directories are those that were found. Raises SandboxUnavailableError."""
+        if self.shared:
+            printed: list[bytes] = []
+            try:
+                self.run([*self.python.argv, "-c", LOOK, *(one.target for one in self.shared)], printed)
+            except ExecutorLostError as error:
+                raise SandboxUnavailableError(f"the container was lost: {error}") from error
+            check_seen(self.shared, b"".join(printed))
 
     def _check_git(self, git: GitDirectories) -> None:
         """Find from inside whether commands can read the directories of git."""
@@ -241,7 +257,9 @@ def _launch(connection: PodmanConnection, wanted: _Wanted, python: Python) -> Co
         SandboxUnavailableError: it does not start for another reason.
     """
     root, container, mounts = wanted.root, None, mounted_in(wanted.root)
-    mapped = mapped_for_owner(root, connection.host, [one.source for one in wanted.git.shown])
+    also = [*(one.source for one in wanted.git.shown), *(one.place for one in wanted.shared)]
+    mapped = mapped_for_owner(root, connection.host, also)
+    hidden_there = {path: one.root for one in wanted.shared for path in one.hidden(wanted.rule)}
     with Listener(podman_directory()) as listener, mapped as (places, users):
         settings = options(
             image=wanted.image,
@@ -255,6 +273,8 @@ def _launch(connection: PodmanConnection, wanted: _Wanted, python: Python) -> Co
         git = wanted.git.within(places)
         covers = git.covers(wanted.rule)
         settings["mounts"] += [*_workspace_mounts(wanted, mounts, places), *git_mounts(git, covers, places)]
+        settings["mounts"] += [one.mount(places) for one in wanted.shared]
+        settings["mounts"] += [cover(there, path) for path, there in hidden_there.items()]
         if python.directory:
             settings["mounts"].append({"type": "bind", "source": python.directory, "target": LENT, "read_only": True})
         proxy_port = [str(PROXY_PORT)] if allowed_hosts(wanted.network) is not None else []
@@ -279,7 +299,7 @@ def _launch(connection: PodmanConnection, wanted: _Wanted, python: Python) -> Co
                 wanted=wanted,
                 users=users.description,
                 mounts=mounts,
-                covered=[f"{WORKSPACE}/{path}" for path in wanted.hidden]
+                covered=[f"{WORKSPACE}/{path}" for path in (*wanted.hidden, *hidden_there)]
                 + [one.target for one in covers if not one.content],
             )
         except BaseException as error:

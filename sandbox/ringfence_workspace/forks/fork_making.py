@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ from ringfence_workspace.forks.fork_records import (
     save_own_fork,
 )
 from ringfence_workspace.forks.fork_removal import remove_fork
+from ringfence_workspace.forks.shared_directories import SHARED, directories_to_share, is_in
 from ringfence_workspace.forks.tree_copy import CopiedTree, EarlierState, TreeCopy
 from ringfence_workspace.forks.what_points_back import git_file_target, points_back
 from ringfence_workspace.history.commits import CommitInfo, CommitRecord, PreparedStep
@@ -77,12 +78,20 @@ class ForkSource:
 
 
 def make_fork(
-    source: ForkSource, name: str, record: CommitRecord, step: int, into: str | None, *, secrets: bool
+    source: ForkSource,
+    name: str,
+    record: CommitRecord,
+    step: int,
+    into: str | None,
+    share: Collection[str],
+    *,
+    secrets: bool,
 ) -> Fork:
     """Make a fork that begins with a commit of the source.
 
     Raises:
-        ValueError: the name is none, the place is inside of the source, or the source's `.git` is a file.
+        ValueError: the name is none, the place is inside of the source, the source's `.git` is a file, or a directory
+            cannot be shared.
         FileExistsError: there is a fork of this name, or something is at its place.
         OSError: it cannot be written, or there is no room. Nothing of it is left.
     """
@@ -102,6 +111,7 @@ def make_fork(
     root, store = fork_places(source.root, source.store, name, into)
     if f"{root}/".startswith(f"{source.root}/"):
         raise ValueError(f"a fork cannot be inside of its source: {root} is in {source.root}")
+    shared = directories_to_share(share, source.root, source.store, source.history)
     branch, commit = checked_out(source.root)
     fork = Fork(
         name,
@@ -112,13 +122,14 @@ def make_fork(
         record.commit,
         step,
         datetime.now(UTC),
+        shared=shared,
         git_branch=branch,
         git_commit=commit,
     )
     for place in (root, fork.unfinished_root):
         if os.path.lexists(place):
             raise FileExistsError(errno.EEXIST, "a fork needs a place of its own, and something is there", place)
-    check_room(source, 1, into)
+    check_room(source, 1, into, shared)
     save_fork(fork)
     try:
         # Behind the record, so that what is kept is kept for somebody; before the fork, which borrows it.
@@ -132,8 +143,9 @@ def make_fork(
         raise
 
 
-def check_room(source: ForkSource, copies: int, into: str | None) -> None:
-    """Raise OSError (ENOSPC) where there is no room for so many forks of a source, each with all of its bytes."""
+def check_room(source: ForkSource, copies: int, into: str | None, shared: Collection[str]) -> None:
+    """Raise OSError (ENOSPC) where there is no room for so many forks of a source, each with all of its bytes but for
+    those of shared directories."""
     place = fork_places(source.root, source.store, "a", into)[0]
     while not os.path.isdir(place):
         place = os.path.dirname(place)
@@ -144,7 +156,7 @@ def check_room(source: ForkSource, copies: int, into: str | None) -> None:
             return
     finally:
         os.close(descriptor)
-    needed, free = copies * _tree_bytes(source), free_bytes(place)
+    needed, free = copies * _tree_bytes(source, shared), free_bytes(place)
     if needed > free:
         which = "a fork" if copies == 1 else f"{copies} forks"
         bytes_of = f"{needed:,} bytes, and {free:,} are free"
@@ -152,12 +164,15 @@ def check_room(source: ForkSource, copies: int, into: str | None) -> None:
         raise OSError(errno.ENOSPC, words, place)
 
 
-def _tree_bytes(source: ForkSource) -> int:
+def _tree_bytes(source: ForkSource, shared: Collection[str]) -> int:
     """About how many bytes the files take, without a look at those that are known."""
     known = source.history.known(source.tip)
-    sizes = (stamp[1] for names in known.values() for name, stamp in names.items() if name)
+    copied = (names for folder, names in known.items() if not is_in(folder, shared))
+    sizes = (stamp[1] for names in copied for name, stamp in names.items() if name)
     total = sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in sizes)
     for path in source.history.left_out:
+        if is_in(path, shared):
+            continue
         place = os.path.join(source.root, path)
         with suppress(OSError):
             total += os.lstat(place).st_blocks * 512
@@ -197,7 +212,7 @@ def _fill(source: ForkSource, fork: Fork, *, secrets: bool) -> Fork:
             base=base,
             points_back=tuple(found),
             rewritten=tuple(sorted(copied.rewritten)),
-            left_out=dict(sorted(copied.left_out.items())),
+            left_out={path: why for path, why in sorted(copied.left_out.items()) if why != SHARED},
         )
         save_own_fork(done)
         if source.power:
@@ -221,6 +236,8 @@ def _copied(source: ForkSource, fork: Fork, target: int, *, secrets: bool) -> Co
     def is_left_out(directory: int, name: str, path: str, status: os.stat_result) -> str | None:
         if source.files.is_reserved(path):
             return "reserved"
+        if path in fork.shared:
+            return SHARED
         if path in mounted:
             return "mounted"
         if not secrets and hidden is not None and hidden.sees(directory, name, path, status):
@@ -238,6 +255,10 @@ def _copied(source: ForkSource, fork: Fork, target: int, *, secrets: bool) -> Co
     )
     made = copy.copy()
     made.left_out = {path: why for path, why in made.left_out.items() if why != "reserved"}
+    for path in fork.shared:
+        if path not in made.left_out:
+            raise ValueError(f"{path!r} cannot be shared: what it is in was no directory at step {fork.step}")
+        made.changes.update((f"{path}/{name}", None) for name in states.names(fork.commit, path))
     return made
 
 
@@ -250,7 +271,7 @@ def _differences(source: ForkSource, fork: Fork) -> Mapping[str, Entry | None]:
     return {
         path: after
         for path, _, after in states.differences(source.tip, fork.commit)
-        if unknown.why(path, there=after is not None) is None
+        if unknown.why(path, there=after is not None) is None and not is_in(path, fork.shared)
     }
 
 
@@ -326,7 +347,11 @@ def _begin_history(source: ForkSource, fork: Fork, copied: CopiedTree) -> str:
         states = store.states
         unknown = states.unknown(fork.commit)
         start = PreparedStep(fork.commit, None, None, 0, states.root(fork.commit), (), unknown)
-        there = {path: why for path, why in unknown.reasons.items() if path not in copied.left_out}
+        there = {
+            path: why
+            for path, why in unknown.reasons.items()
+            if path not in copied.left_out and not is_in(path, fork.shared)
+        }
         info = CommitInfo("baseline", fork.created_at)
         prepared = store.prepare(copied.changes, info, after=start, unknown=Unknown(there) if there else NOTHING)
         store.begin_with(prepared)

@@ -58,6 +58,9 @@ class Fork:
     """Its absolute symlinks that led into the source, and lead into the fork now."""
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
     """What of the source is not in it, by path, and why."""
+    shared: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The directories that are empty in it, and in its containers those of its source: by path the root of the
+    workspace that has each."""
     git_branch: str = ""
     """The branch of git that was checked out, a full ref; empty without one."""
     git_commit: str = ""

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from ringfence.filesystem.paths import directories_above
 from ringfence.participants import Step
 from ringfence_workspace.forks.fork_records import Fork
+from ringfence_workspace.forks.shared_directories import is_in
 from ringfence_workspace.history.commits import CommitInfo, CommitRecord
 from ringfence_workspace.history.entries import Difference, Entry, blob_id
 from ringfence_workspace.history.store import Store
@@ -24,6 +25,7 @@ _AS_IN_FORK = "it is as in the fork already"
 _HIDDEN = "hidden files are never promoted"
 _GIT = "git's own data is not promoted as files"
 _SUBMODULE = "commits of a submodule stay in the fork: push them, or fetch them from there"
+_SHARED = "it is in a directory that the fork shares, which stays"
 _IGNORED = "git ignores it, and it has changed here as well"
 
 
@@ -122,6 +124,10 @@ class ForkChanges:
 
     def _add(self, difference: Difference) -> None:
         path, began, after = difference
+        if is_in(path, self._fork.shared):
+            if difference.changes_content:
+                self.kept[path] = _SHARED
+            return
         place = git_place(path)
         if place is not None or self._hides(path):
             if difference.changes_content:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ringfence_workspace.forks.file_copy import copy_steadily, has_same_owner_and_mode
+from ringfence_workspace.forks.shared_directories import SHARED
 from ringfence_workspace.history.entries import Entry, Meta, blob_id
 from ringfence_workspace.history.stat_cache import Stamp, stamp_of
 from ringfence_workspace.history.steady_reads import closing, open_at
@@ -26,7 +27,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 IsLeftOut = Callable[[int, str, str, os.stat_result], str | None]
-"""Why something is left out: the descriptor of its directory, its name there, its path, and its status."""
+"""Why something is left out: the descriptor of its directory, its name there, its path, and its status. Of what is
+`SHARED` the copy has an empty directory."""
 
 
 class EarlierState(NamedTuple):
@@ -189,12 +191,22 @@ class TreeCopy:
         why = self._is_left_out(source, name, path, now)
         if why is not None:
             self.made.left_out[path] = why
+            if why == SHARED:
+                self._empty_directory(target, name, path, now)
         elif stat.S_ISDIR(now.st_mode):
             self._subdirectory(source, target, name, path)
         elif stat.S_ISREG(now.st_mode) or stat.S_ISLNK(now.st_mode):
             self._leaf(source, target, name, path, now, known, stamps)
         else:
             self.made.left_out[path] = "special file"
+
+    def _empty_directory(self, target: int, name: str, path: str, now: os.stat_result) -> None:
+        make_directory(target, name)
+        with closing(open_at(name, target, _DIRECTORY)) as made:
+            self._give_directory(made, Meta.of(now))
+            there = os.fstat(made)
+        self.made.stamps[path] = {"": stamp_of(there)}
+        self.made.changes[path] = Entry("directory", Meta.of(there))
 
     def _subdirectory(self, source: int, target: int, name: str, path: str) -> None:
         if path.count("/") + 1 >= MAX_DEPTH:

@@ -28,8 +28,10 @@ class HiddenTree:
     the target of a link with a hidden name are hidden, too. A link itself is not: its target is.
     """
 
-    def __init__(self, files: Confined, rule: HiddenFiles) -> None:
+    def __init__(self, files: Confined, rule: HiddenFiles, top: str = "") -> None:
+        """``top`` is the directory that alone is searched; all of the tree without it."""
         self.rule = rule
+        self._top = top
         self._files = files
         self._paths: dict[str, Inode] = {}
         self._inodes: dict[Inode, tuple[str, int]] = {}
@@ -209,7 +211,7 @@ class HiddenTree:
 
     def _walk(self) -> None:
         """Find what is hidden, and the inodes of all that is below hidden directories."""
-        for path, at, names in self._directories(""):
+        for path, at, names in self._directories(self._top):
             for name in names:
                 below = f"{path}/{name}" if path else name
                 with suppress(OSError):
