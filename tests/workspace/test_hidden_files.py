@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -291,6 +292,22 @@ def test_a_number_that_an_inode_gets_again_is_not_hidden(files: HostFilesystem, 
     for number in range(50):
         (root / f"{number}.txt").write_text("shown")
         assert files.read(f"{number}.txt").content == "shown"
+
+
+def test_a_directory_in_the_place_of_a_hidden_file_is_not_hidden_once_it_was_looked_at(
+    workspace: Workspace, root: Path
+) -> None:
+    for _ in range(10):  # the directory often gets the number of the file
+        (root / ".env").unlink()
+        (root / ".env").mkdir()
+        (root / ".env/x").write_text("x\n")
+        workspace.look()
+        assert not workspace.filesystem.hides(".env/x")
+        assert ".env" not in workspace.left_out
+        shutil.rmtree(root / ".env")
+        (root / ".env").write_text("KEY=1\n")
+        workspace.look()
+        assert workspace.filesystem.hides(".env")
 
 
 def test_the_store_remembers_what_is_hidden(workspace: Workspace, root: Path) -> None:

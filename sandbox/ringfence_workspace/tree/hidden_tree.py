@@ -34,8 +34,8 @@ class HiddenTree:
         self._top = top
         self._files = files
         self._paths: dict[str, Inode] = {}
-        self._inodes: dict[Inode, tuple[str, int]] = {}
-        """The path and the time of change, in nanoseconds, of each hidden inode when it was seen last."""
+        self._inodes: dict[Inode, tuple[str, int, int]] = {}
+        """The path, the time of change in nanoseconds, and the file type of each hidden inode when it was seen last."""
         self._numbers: set[int] = set()
         self._links: set[str] = set()
         """The paths of links with hidden names."""
@@ -196,7 +196,9 @@ class HiddenTree:
         known = self._inodes.get(_inode(found))
         if known is None:
             return False
-        path, mtime_ns = known
+        path, mtime_ns, kind = known
+        if kind != stat.S_IFMT(found.st_mode):
+            return False
         now = self._look(path)
         return found.st_mtime_ns == mtime_ns or (now is not None and _inode(now) == _inode(found))
 
@@ -206,7 +208,7 @@ class HiddenTree:
             self._remember(path, found)
 
     def _remember(self, path: str, found: os.stat_result) -> None:
-        self._inodes[_inode(found)] = path, found.st_mtime_ns
+        self._inodes[_inode(found)] = path, found.st_mtime_ns, stat.S_IFMT(found.st_mode)
         self._numbers.add(found.st_ino)
 
     def _walk(self) -> None:
