@@ -126,7 +126,7 @@ class _Parts:
         given = request.query_params
         outcome, words = given.get("outcome", ""), given.get("q", "")[:1000]
         page = self._source.page(given.get("after") or None, outcome, words)
-        return HTMLResponse(str(pages.rows_part(page, outcome, words)))
+        return HTMLResponse(str(pages.rows_part(page, outcome, words, is_first="after" not in given)))
 
     def row(self, request: Request) -> Response:
         return HTMLResponse(pages.row_part(self._source.entry(request.path_params["key"])))

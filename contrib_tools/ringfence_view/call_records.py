@@ -24,6 +24,8 @@ MAX_PATHS = 20
 """The most paths of a call that are kept in short."""
 ROLLED_BACK = ("failed", "interrupted", "rolled_back", "doubtful")
 """Outcomes of calls whose changes were taken back."""
+NOT_KEPT = ("denied", "rejected", *ROLLED_BACK)
+"""Outcomes of calls that were refused or taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +181,24 @@ def _words(values: Mapping[str, Any]) -> CallWords:
         one_line(str(values["tool"]), 80),
         "" if values["outcome"] == "committed" else one_line(_reason(values), 400),
         one_line(str(values.get("client") or ""), 80),
-        params_summary(values.get("params") if isinstance(values.get("params"), dict) else {}, MAX_SUMMARY_CHARACTERS),
-        tuple(one_line(path, 200) for path in paths[:MAX_PATHS]),
+        params_summary(_given(values.get("params")), MAX_SUMMARY_CHARACTERS),
+        tuple(one_line(path, 200) for path in without_parents(paths[:MAX_PATHS])),
         max(len(paths) - MAX_PATHS, 0),
         one_line(_approval(values), 80),
         usage_of(turn) if turn else None,
     )
+
+
+def _given(params: object) -> Mapping[str, object]:
+    """The params that have a value."""
+    found = cast("dict[str, object]", params) if isinstance(params, dict) else {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def without_parents(paths: Sequence[str]) -> Sequence[str]:
+    """Leave out the directories of other paths: who reads of a new file knows that its directory is there."""
+    parents = {path[:at] for path in paths for at, letter in enumerate(path) if letter == "/"}
+    return [path for path in paths if path not in parents]
 
 
 def usage_of(turn: Mapping[str, Any]) -> TokenUsage:

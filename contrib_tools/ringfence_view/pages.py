@@ -95,7 +95,7 @@ def shell_page() -> str:
 
 
 def main_part(source: CallSource, first: TimelinePage, *, can_act: bool, can_answer: bool = False) -> str:
-    return str(_template().main(source, rows_part(first, "", ""), True, can_act, can_answer))
+    return str(_template().main(source, rows_part(first, "", "", is_first=True), True, can_act, can_answer))
 
 
 def spending_part(source: CallSource) -> str:
@@ -106,11 +106,14 @@ def question_part(question: Question | None) -> str:
     return "" if question is None else str(_template().question(question))
 
 
-def rows_part(page: TimelinePage, outcome: str, words: str) -> Markup:
+def rows_part(page: TimelinePage, outcome: str, words: str, *, is_first: bool = False) -> Markup:
     def address(after: str) -> str:
         return "rows?" + urlencode({"after": after, "outcome": outcome, "q": words})
 
-    return _template().rows(page, address)
+    nothing = "No further entry matches."
+    if is_first:
+        nothing = "No entry matches." if outcome or words else "There are no calls yet."
+    return _template().rows(page, address, nothing)
 
 
 def row_part(entry: TimelineEntry) -> str:
@@ -193,7 +196,7 @@ def export_page(source: CallSource, *, contents: bool) -> str:
         parts.append(("forks", forks_part(source, can_act=False, exported=True)))
     rest = Markup('<li class="rest dim">Older entries are not in this page.</li>') if page.next_key else Markup("")
     shown = entries if contents else [replace(entry, summary="") for entry in entries]
-    first = _template().rows(TimelinePage(shown, None), None) + rest
+    first = _template().rows(TimelinePage(shown, None), None, "There are no calls.") + rest
     style, script = static_file("view.css"), static_file("view.js")
     # If hostile text ever passes the escaping, the browser still runs and fetches nothing.
     policy = (

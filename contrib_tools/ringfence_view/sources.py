@@ -129,10 +129,10 @@ class CallSource:
     def spending(self) -> Sequence[str]:
         """What models have used, a line each. Raises OSError."""
         found = list[str]()
-        if self.records is not None and self.records.spending.turns:
-            found.append(f"The calls of the receipts were asked for in {self.records.spending.describe()}.")
         if self.directory is not None and (runs := recorded_usage(store_directory(self.directory))):
             found.append(f"{plural(len(runs), 'run')} here: {spending_of(runs.values()).describe()}.")
+        if self.records is not None and self.records.spending.turns:
+            found.append(f"Turns with calls in the receipts: {self.records.spending.describe()}.")
         return found
 
     def spent_by(self, fork: Fork) -> str:

@@ -13,15 +13,16 @@ from datetime import datetime, timedelta
 from ringfence.escapes import display_path
 from ringfence_sandbox import LogEntry
 from ringfence_tools.printable import one_line
-from ringfence_view.call_records import ROLLED_BACK, CallRecord, CallWords
+from ringfence_view.call_records import NOT_KEPT, ROLLED_BACK, CallRecord, CallWords, without_parents
 from ringfence_view.spending import describe_usage
 
 MAX_PATHS = 20
 NO_REASON = "the history has no reason; the receipts of the run have it"
 OUTCOMES = (
-    "committed", "ok", "denied", "rejected", "rolled_back", "failed", "interrupted", "doubtful", "external", "approved",
+    "not_kept", "committed", "ok", "denied", "rejected", "rolled_back", "failed", "interrupted", "doubtful", "external",
+    "approved",
 )  # fmt: skip
-"""What a timeline can be filtered by."""
+"""What a timeline can be filtered by. "not_kept" is any of `NOT_KEPT`."""
 _SAFE = re.compile(r"[\w-]{1,80}", re.ASCII)
 
 
@@ -54,12 +55,20 @@ class TimelineEntry:
 
     @property
     def is_rolled_back(self) -> bool:
-        return self.outcome in ROLLED_BACK
+        """Whether it had changed something. A policy may deny a call for what it has changed."""
+        return self.outcome in ROLLED_BACK or (
+            self.outcome == "denied" and (self.aborted is not None or bool(self.paths or self.more_paths))
+        )
+
+    @property
+    def is_kept(self) -> bool:
+        return self.outcome not in NOT_KEPT
 
     def matches(self, outcome: str) -> bool:
         return (
             not outcome
             or outcome == self.outcome
+            or (outcome == "not_kept" and not self.is_kept)
             or (outcome == "approved" and self.record is not None and self.record.is_approved)
         )
 
@@ -226,4 +235,4 @@ def with_words(entry: TimelineEntry, record: CallRecord, words: CallWords) -> Ti
 
 
 def _shown_paths(paths: Sequence[str]) -> tuple[str, ...]:
-    return tuple(one_line(display_path(path), 200) for path in paths[:MAX_PATHS])
+    return tuple(one_line(display_path(path), 200) for path in without_parents(paths[:MAX_PATHS]))

@@ -336,7 +336,7 @@ def test_a_hunk_is_rejected_with_nothing_but_keys(browser: Browser, address: str
     while page.evaluate("document.activeElement.tagName") != "TEXTAREA":
         page.keyboard.press("Tab")
     page.keyboard.type("Keep the token.")
-    tab_to(page, "Do it")
+    tab_to(page, "Reject this hunk")
     page.keyboard.press("Enter")
     expect(page.locator("#notes li")).to_contain_text("Keep the token.")
     assert "the token is" in (tmp_path / "tree/notes.txt").read_text()

@@ -44,6 +44,47 @@ def test_what_was_rolled_back_is_there_with_its_diff_and_reason(source: CallSour
     assert 'class="files gone"' in detail
 
 
+def test_a_call_that_a_policy_denied_for_what_it_had_changed_says_that_it_was_rolled_back(
+    source: CallSource, tmp_path: Path
+) -> None:
+    assert source.records is not None
+    *_, line = (one for one in source.records.path.read_text().splitlines() if '"wrong.py"' in one)
+    verdict = {"policy": "paths", "allowed": False, "reason": "wrong.py must not be created"}
+    denied = json.loads(line) | {"outcome": "denied", "policies": [verdict]}
+    before = {"receipt_id": "before", "call_id": "before", "params": {"file_path": "x", "encoding": None}}
+    lines = [denied, denied | before | {"changes": []}]
+    (tmp_path / "calls.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    client = client_of(CallSource(source.directory, tmp_path / "calls.jsonl"))
+    found = keys(client.get("/rows", params={"outcome": "not_kept"}).text)
+    assert found == keys(client.get("/rows", params={"outcome": "denied"}).text)
+    changed, refused = sorted(found, key=lambda key: key == "call-before")
+    assert "What it had changed, and was rolled back" in client.get(f"/entry/{changed}").text
+    assert "rolled back" not in client.get(f"/entry/{refused}").text
+    assert "encoding" not in client.get(f"/row/{refused}").text
+
+
+def test_a_call_opens_with_what_it_changed_and_has_its_arguments_below(source: CallSource) -> None:
+    detail = client_of(source).get("/entry/step-1").text
+    assert detail.index("What it changed") < detail.index("<h2>content</h2>") < detail.index("Began")
+
+
+def test_a_row_leaves_out_the_directories_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "tree").mkdir()
+    with Workspace.open(tmp_path / "tree") as workspace, workspace.transaction("write", opaque=False):
+        workspace.filesystem.write("a/b/c.txt", "c\n")
+    source = CallSource(tmp_path / "tree", None)
+    assert source.entry("step-1").paths == ("a/b/c.txt",)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [({"q": "nowhere"}, "No entry matches."), ({"q": "x", "after": "step-0"}, "No further entry matches.")],
+)
+def test_where_nothing_is_found_the_page_says_so(source: CallSource, query: dict[str, str], said: str) -> None:
+    assert said in client_of(source).get("/rows", params=query).text
+
+
 def test_a_history_alone_has_what_was_rolled_back_too(source: CallSource) -> None:
     client = client_of(CallSource(source.directory, None))
     (key,) = keys(client.get("/rows", params={"outcome": "rolled_back"}).text)
@@ -68,6 +109,7 @@ def test_receipts_alone_show_calls_with_their_arguments_and_answers(source: Call
         ({"q": "app.py", "outcome": "committed"}, ["step-1"]),
         ({"q": "nowhere"}, []),
         ({"outcome": "denied"}, []),
+        ({"q": "app.py", "outcome": "not_kept"}, []),
     ],
 )
 def test_a_search_looks_through_arguments_and_answers(
@@ -153,7 +195,7 @@ def test_lock_files_and_what_a_ci_job_runs_are_to_be_looked_at_first(
 
 
 def test_blame_names_the_step_or_whoever_wrote_a_line(source: CallSource) -> None:
-    rows = re.findall("<tr>.*?</tr>", client_of(source).get("/blame", params={"path": "app.py"}).text)
+    rows = re.findall("<tr.*?</tr>", client_of(source).get("/blame", params={"path": "app.py"}).text)
     writers = [re.search(r'class="who">(.*?)</td>', row)[1] for row in rows]  # type: ignore[index]
     assert "as it was found" in writers[0]
     assert 'href="#step-1"' in writers[1]

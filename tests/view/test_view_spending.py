@@ -59,7 +59,10 @@ def test_the_tokens_of_a_turn_stand_at_its_first_call_and_count_once(tree: Path)
 
 def test_a_run_says_what_all_its_turns_have_used_and_what_has_no_price(tree: Path) -> None:
     page = text(client_of(CallSource(tree, tree.parent / "calls.jsonl")).get("/page").text)
-    assert "asked for in 2 turns, 3,100 tokens, $0.5000, without 1 turn whose price is unknown." in page
+    assert (
+        "Turns with calls in the receipts: 2 turns, 3,100 tokens, $0.5000, without 1 turn whose price is unknown."
+        in page
+    )
     assert "1 run here: 3 turns, 6,109 tokens, $1.75." in page
 
 
@@ -70,7 +73,7 @@ def test_runs_are_added_up_while_the_page_is_open_and_receipts_alone_have_their_
     assert source.refresh()
     assert "2 runs here: 6 turns, 12,218 tokens, $3.50." in text(client_of(source).get("/spending").text)
     alone = text(client_of(CallSource(None, tree.parent / "calls.jsonl")).get("/page").text)
-    assert "asked for in 4 turns, 6,200 tokens, $1.00" in alone
+    assert "in the receipts: 4 turns, 6,200 tokens, $1.00" in alone
     assert "here:" not in alone
 
 

@@ -149,7 +149,7 @@
     for (const item of document.querySelectorAll("#rows > li[id]")) {
       const inside = parts.get("entry/" + item.id)?.content.textContent ?? "";
       const text = (item.querySelector(".row").textContent + " " + inside).toLowerCase();
-      item.hidden = !(words.every((word) => text.includes(word)) && (!outcome || item.dataset.outcome.split(" ").includes(outcome)));
+      item.hidden = !(words.every((word) => text.includes(word)) && (!outcome || (outcome === "not_kept" && item.dataset.kept) || item.dataset.outcome.split(" ").includes(outcome)));
     }
     say(rows().length + " entries shown");
   }
@@ -192,7 +192,7 @@
       if (!known) list.insertBefore(item, before);
       else {
         const row = known.querySelector(".row"), fresh = item.querySelector(".row");
-        if (row.textContent !== fresh.textContent) { known.dataset.outcome = item.dataset.outcome; row.className = fresh.className; row.replaceChildren(...fresh.childNodes); known.querySelector(".entry").replaceChildren(); if (known.classList.contains("open")) await toggle(known, true); }
+        if (row.textContent !== fresh.textContent) { known.dataset.outcome = item.dataset.outcome; known.toggleAttribute("data-kept", "kept" in item.dataset); row.className = fresh.className; row.replaceChildren(...fresh.childNodes); known.querySelector(".entry").replaceChildren(); if (known.classList.contains("open")) await toggle(known, true); }
         before = known.nextSibling;
       }
     }
@@ -221,6 +221,7 @@
     if (!content) return;
     document.getElementById(id).replaceChildren(content);
     if (document.body.classList.contains("split")) setSplit(true);
+    document.getElementById(id).scrollIntoView({ block: "nearest" });
     say("");
   }
 
@@ -248,17 +249,18 @@
 
   const post = (path, body) => tried(async () => (await ask(path, { method: "POST", body: new URLSearchParams(body) })).json());
 
-  async function preview(what, given) {
+  async function preview(what, given, name) {
     const body = new URLSearchParams(given), isComment = what === "comment";
     body.set("what", what);
     const answer = isComment ? { lines: [] } : await post("preview", body);
     if (!answer) return;
     document.getElementById("preview").replaceChildren(...answer.lines.map((line) => Object.assign(document.createElement("p"), { textContent: line })));
     const dialog = document.getElementById("act"), words = document.querySelector("#words textarea");
-    document.getElementById("act-title").textContent = isComment ? "Comment" : "Preview";
+    document.getElementById("act-title").textContent = name + (isComment ? "" : "?");
+    document.getElementById("becomes").hidden = isComment || what === "checkpoint";
     document.getElementById("words").hidden = !(isComment || what.startsWith("reject"));
     words.value = "";
-    document.getElementById("do").textContent = isComment ? "Tell the agent" : "Do it";
+    document.getElementById("do").textContent = isComment ? "Tell the agent" : name;
     document.getElementById("do").onclick = async () => {
       dialog.close();
       if (isComment) body.set("words", words.value);
@@ -298,7 +300,7 @@
     const button = event.target.closest("button");
     if (!button) return;
     if (button.matches(".row")) { select(button.parentElement); await toggle(button.parentElement); }
-    else if (button.matches(".act")) await preview(button.dataset.act, button.dataset.arguments);
+    else if (button.matches(".act")) await preview(button.dataset.act, button.dataset.arguments, button.getAttribute("aria-label") ?? button.textContent);
     else if (button.dataset.answer) {
       const given = { number: document.getElementById("asked").dataset.number, choice: button.dataset.answer, reason: document.querySelector("#question input").value };
       const done = await post("answer", given), said = status.textContent;
@@ -341,7 +343,7 @@
     if (event.target.method === "dialog") return;
     event.preventDefault();
     if (event.target.id === "find") await find();
-    if (event.target.id === "checkpoint") await preview("checkpoint", new FormData(event.target));
+    if (event.target.id === "checkpoint") await preview("checkpoint", new FormData(event.target), "Checkpoint");
     if (event.target.id === "compare") await showIn("fork-difference", "fork-difference?" + new URLSearchParams(new FormData(event.target)));
     if (event.target.id === "between") {
       const content = await tried(() => load("changes?" + new URLSearchParams(new FormData(event.target))));
