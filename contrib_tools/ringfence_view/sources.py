@@ -16,7 +16,6 @@ from ringfence.escapes import escape_path
 from ringfence.filesystem.hidden import HiddenFiles
 from ringfence.participants import Change
 from ringfence.receipts import change_json
-from ringfence.secrets import Secrets
 from ringfence_sandbox import Fork, LogEntry, StepName, Workspace, remembered_hidden, store_directory
 from ringfence_tools.printable import one_line, plural, printable
 from ringfence_tools.runs.attention import Attention, attention
@@ -24,6 +23,7 @@ from ringfence_tools.runs.task_log import recorded_size, recorded_usage
 from ringfence_view.blame import BlamedLine, blame
 from ringfence_view.call_records import CallRecords, policies_of, usage_of
 from ringfence_view.diffs import DiffFile, diff_files
+from ringfence_view.hidden_values import HiddenValues
 from ringfence_view.spending import describe_turn, describe_usage, spending_of
 from ringfence_view.timeline import Timeline, TimelineEntry, merged_entries, with_words
 
@@ -38,7 +38,7 @@ LOCK_FILES = frozenset(
 CI_FILES = frozenset((".gitlab-ci.yml", ".travis.yml", "Jenkinsfile", "azure-pipelines.yml", "bitbucket-pipelines.yml"))
 CI_DIRECTORIES = (".github/workflows/", ".circleci/", ".gitlab/ci/", ".buildkite/", ".forgejo/workflows/")
 LOOK_SECONDS = 60.0
-"""How old a look at a workspace may be whose store is as it was: hidden files may have changed."""
+"""How old a look at a workspace may be whose store is as it was: there may be new hidden files."""
 _KEPT = 8
 """The patches that are kept for the next request."""
 
@@ -100,7 +100,8 @@ class CallSource:
         self.parent = parent
         self._patch = patch
         self._lock = RLock()
-        self._secrets = Secrets()
+        self._hidden = HiddenValues(directory or Path())
+        self._secrets = self._hidden.secrets
         self.records = CallRecords(receipts, self._secrets.mask) if receipts is not None else None
         self._version: object = None
         self._tip: Sequence[object] = ()
@@ -169,7 +170,7 @@ class CallSource:
             if self.records is not None:
                 self.records.refresh()
                 size = self.records.path.stat().st_size
-            version = (*map(str, self._tip), size)
+            version = (*map(str, self._tip), self._hidden.mark, size)
             if version == self._version:
                 return False
             self._version = version
@@ -183,15 +184,21 @@ class CallSource:
         """Look at the workspace, unless nothing has changed. To open one with many files takes long."""
         store = store_directory(directory)
         mark = [*_files_of(store), *(os.path.lexists(fork.root) for fork in self.forks)]
-        if mark == self._mark and not anew and monotonic() < self._look_at:
+        is_known = mark == self._mark and not self._hidden.have_changed
+        if is_known and not anew and monotonic() < self._look_at:
             return
         with self.opened() as workspace:
-            self._secrets.add_hidden(workspace.filesystem)  # as they are now: new values come meanwhile
+            self._hidden.read(workspace.filesystem)  # as they are now: new values come meanwhile
             self._aborted, self.forks = workspace.aborted(), workspace.forks()
             newest_aborted = self._aborted[0].number if self._aborted else 0
             used = recorded_size(store)
             self._tip = workspace.newest, newest_aborted, used, *map(_shown_state, self.forks)
         self._mark, self._look_at = mark, monotonic() + LOOK_SECONDS
+
+    def _mask_anew(self) -> None:
+        """Look again if a known hidden file has changed: what is shown from now on is masked as the files are now."""
+        if self._hidden.have_changed:
+            self.refresh(anew=True)
 
     @property
     def version(self) -> str:
@@ -213,6 +220,7 @@ class CallSource:
         """The next entries that have an outcome and all of these words. Raises LookupError for an unknown ``after``."""
         sought = words.casefold().split()
         with self._lock:
+            self._mask_anew()
             found: list[TimelineEntry] = []
             searched = 0
             for searched, entry in enumerate(self._timeline.after(after), 1):
@@ -235,6 +243,7 @@ class CallSource:
     def entry(self, key: str) -> TimelineEntry:
         """Raises LookupError if there is none."""
         with self._lock:
+            self._mask_anew()
             return self._with_words(self._timeline.find(key))
 
     def _with_words(self, entry: TimelineEntry) -> TimelineEntry:
@@ -268,6 +277,7 @@ class CallSource:
     def files(self, key: str) -> Sequence[DiffFile]:
         """The diff of an entry. Raises LookupError if there is none."""
         with self._lock:
+            self._mask_anew()
             files = self._shown(self._timeline.find(key))[0]
         if files is None:
             raise LookupError("no history has this diff")
@@ -304,6 +314,7 @@ class CallSource:
         if self.directory is None and self._patch is not None:
             return StepDifference(None, None, diff_files(self._patch.read_bytes(), self._secrets.mask), (), ())
         a, b = _step(since), _step(until)
+        self._mask_anew()
         with self._lock, self.opened() as workspace:
             exported = workspace.export(a=a, b=b, with_ignored=False)
             paths = workspace.ignored_at(_commit(workspace, a))
@@ -331,6 +342,7 @@ class CallSource:
         """
         key = f"fork/{one}/{other}"
         with self._lock:
+            self._mask_anew()
             if key not in self._patches:
                 with self.opened() as workspace:
                     fork = workspace.fork_named(one)
@@ -348,6 +360,7 @@ class CallSource:
 
     def blame(self, path: str) -> Sequence[BlamedLine]:
         """Which step wrote each line of a file. Raises LookupError, ValueError."""
+        self._mask_anew()
         with self.opened() as workspace:
             if workspace.filesystem.hides(path):
                 raise LookupError(f"{one_line(path, 200)} is hidden")

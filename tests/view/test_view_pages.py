@@ -258,6 +258,28 @@ def test_no_cut_no_encoding_and_no_later_value_shows_what_is_hidden(
     assert client.get("/blame?path=.env").status_code == 404
 
 
+def test_a_new_value_of_a_known_hidden_file_is_masked_though_nobody_looked_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "tree").mkdir()
+    settings = tmp_path / "tree/.env"
+    settings.write_text("API_TOKEN=correct-horse\n")
+    with Workspace.open(tmp_path / "tree", hide=HiddenFiles()) as workspace:
+        assert workspace.run("echo battery-staple > notes.txt", shell=True).kept
+    source = CallSource(tmp_path / "tree", None)
+    client = client_of(source)
+    paths = ["/entry/step-1", "/entry/step-1/diff?file=0", "/changes", "/blame?path=notes.txt"]
+    assert all("battery-staple" in client.get(path).text for path in paths)
+    settings.write_text("API_TOKEN=battery-staple\n")
+    for path in paths:
+        assert "[API_TOKEN]" in client.get(path).text
+        assert "battery" not in client.get(path).text
+    assert not source.refresh()
+    settings.write_text("API_TOKEN=something-else\n")
+    assert source.refresh()  # what is open is masked, too
+
+
 def test_an_export_without_contents_has_no_arguments(source: CallSource) -> None:
     assert "return a + b" in shown(export_page(source, contents=True))
     page = export_page(source, contents=False)
