@@ -256,6 +256,46 @@ def test_a_person_answers_a_question_of_a_run_with_the_keyboard(
     page.close()
 
 
+@pytest.mark.prove
+def test_a_diff_of_50_000_lines_and_a_line_of_10_mb_leave_the_page_small(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "tree").mkdir()
+    with Workspace.open(tmp_path / "tree") as workspace:
+        for path, content in (("long.txt", "line\n" * 50_000), ("wide.txt", "w" * 10_000_000)):
+            with workspace.transaction("write", opaque=False):
+                workspace.filesystem.write(path, content)
+    for address in served("view", tmp_path / "tree"):
+        page, wrong = opened(browser, address)
+        rows = page.locator("#step-1 tr")
+        for step in (1, 2):
+            page.locator(f"#step-{step} .row").press("Enter")
+            page.wait_for_selector(f"#step-{step} details.file")
+        assert page.locator("tr").count() < 20, "the long file is closed, and the line is cut"
+        page.locator("#step-1 summary").click()
+        page.wait_for_selector("#step-1 tr.rest")
+        assert rows.count() <= 2_001
+        page.locator("#step-1 tr.rest button").click()
+        expect(page.locator("#step-1 tr.rest")).to_contain_text("of 46,0")
+        assert 2_001 < rows.count() <= 4_001
+        page.locator("#step-2 tr.add button[data-row]").click()
+        expect(page.locator("#step-2 tr.add .c")).to_contain_text("9,800,000 more characters")
+        page.locator("#split").click()
+        expect(page.locator("#step-1 tbody.split tr").last).to_contain_text("of 46,0")
+        assert rows.count() <= 8_002
+        assert page.evaluate("document.body.innerHTML.length") < 4_000_000
+        page.locator("#split").click()
+        expect(page.locator("tbody.split")).to_have_count(0)
+        page.keyboard.press("k")
+        page.keyboard.press("u")
+        expect(page.locator("li.open")).to_have_count(1)
+        page.keyboard.press("?")
+        assert page.locator("#keys").is_visible()
+        assert wrong == []
+        page.close()
+
+
 @pytest.fixture
 def forked(address: str, tmp_path: Path) -> str:
     """The address of a page with two forks."""
