@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ringfence.runtime.policy import Policy
 from ringfence_guard import wording
@@ -18,9 +18,8 @@ from ringfence_guard.kept_calls import OpenCall, SessionKey
 from ringfence_tools.printable import one_line
 
 if TYPE_CHECKING:
-    from ringfence_sandbox import Workspace
+    from ringfence_sandbox import AdoptedCall, Workspace
 
-Adopted = TypeVar("Adopted")
 MAX_TITLE = 100
 """The most characters of a call's arguments in the line of its step."""
 
@@ -79,7 +78,7 @@ class CallAdoption:
             return self._adopted_before(calls, call_id)
         return self._conclude(calls, done, others)
 
-    def _conclude(self, calls: Sequence[OpenCall], done: Adopted, others: Sequence[str]) -> str:
+    def _conclude(self, calls: Sequence[OpenCall], done: AdoptedCall, others: Sequence[str]) -> str:
         """Log what became of calls that were adopted now. Return what their models are told."""
         changed = [change.path for change in done.changes]
         verdict = ""
@@ -95,7 +94,7 @@ class CallAdoption:
             self._log_each(calls, kind, step, done.aborted, changed, policy, reason)
         return verdict
 
-    def _adopt_later(self, adopt: Callable[[], Adopted], earlier: EarlierChangesPolicy) -> Adopted:
+    def _adopt_later(self, adopt: Callable[[], AdoptedCall], earlier: EarlierChangesPolicy) -> AdoptedCall:
         """Adopt calls but for what is from before their start."""
         try:
             return adopt()
