@@ -88,10 +88,22 @@ class Held:
         self.workspace, self.source = workspace, source
         self.root = Path(workspace.root)
         self.tree = see(self.root)
-        self.base = dict(self.tree)
-        """Of a fork, what its next promotion compares with."""
+        self.began = dict(self.tree)
+        self.promotions: list[tuple[int, set[str], Tree]] = []
+        """Of a fork, the step of each, its paths, but those that were taken back, and what was promoted."""
         record = workspace.fork_record
         self.name = "" if record is None else record.name
+
+    def base(self) -> Tree:
+        """Of a fork, what its next promotion compares with: what `gc` has dropped of the source counts no more."""
+        assert self.source is not None
+        known = {entry.number for entry in self.source.workspace.log() if not entry.apart}
+        base = dict(self.began)
+        for number, paths, tree in self.promotions:
+            for path in paths if number in known else ():
+                base.pop(path, None)
+                base.update({path: tree[path]} if path in tree else {})
+        return base
 
 
 class ForksAreTrees(RuleBasedStateMachine):
@@ -168,30 +180,28 @@ class ForksAreTrees(RuleBasedStateMachine):
         fork = self.forks[number % len(self.forks)]
         source = fork.source
         assert source is not None
-        there, before = see(fork.root), see(source.root)
+        there, before, base = see(fork.root), see(source.root), fork.base()
         done = source.workspace.promote(fork.workspace, "keep" if keep else "abort")
         after = see(source.root)
         if done.conflicts and not keep:
             assert (done.step, after) == (None, before)
         else:
-            self.check_promotion(done, fork, source, there, before, after)
+            self.check_promotion(done, fork, source, base, there, before, after)
         self.check_others(source)
         if undone and done.step is not None:
             source.workspace.undo()
             assert see(source.root) == before
             self.check_others(source)
         elif done.step is not None:
-            for path in done.step.paths:
-                fork.base.pop(path, None)
-                fork.base.update({path: there[path]} if path in there else {})
+            fork.promotions.append((done.step.number, set(done.step.paths), there))
 
     def check_promotion(
-        self, done: Promotion, fork: Held, source: Held, there: Tree, before: Tree, after: Tree
+        self, done: Promotion, fork: Held, source: Held, base: Tree, there: Tree, before: Tree, after: Tree
     ) -> None:
         outcomes = done.outcomes
-        for path in {*there, *before, *after, *fork.base}:
+        for path in {*there, *before, *after, *base}:
             here, now = before.get(path), after.get(path)
-            began = self.moved(fork.base.get(path), fork.root, source.root)
+            began = self.moved(base.get(path), fork.root, source.root)
             wanted = self.moved(there.get(path), fork.root, source.root)
             outcome = outcomes.get(path)
             if same(wanted, began):
@@ -242,7 +252,10 @@ class ForksAreTrees(RuleBasedStateMachine):
     def back_to_the_fork(self, number: int) -> None:
         fork = self.forks[number % len(self.forks)]
         with suppress(LookupError):  # `gc` has dropped it
-            fork.workspace.restore(0)
+            restored = fork.workspace.restore(0).step
+            for one in self.forks if restored is not None else ():
+                if one.source is fork:  # what was promoted into this one is taken back
+                    one.promotions = [(at, paths - {*restored.paths}, tree) for at, paths, tree in one.promotions]
             assert fork.workspace.changes_since_fork() == []
         self.check_others(fork)
 
