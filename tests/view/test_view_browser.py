@@ -161,10 +161,11 @@ def test_everybody_can_use_the_page(browser: Browser, address: str, width: int, 
         page.wait_for_selector(f"{key} table.diff")
     assert page.evaluate("document.documentElement.scrollWidth") == width
     found = violations(page)
-    for button in ("#split", "#tab-changes"):
-        page.locator(button).click()
+    for button in ("#split", "#tab-changes", "#changes [data-into=blame]"):
+        page.locator(button).first.click()
         page.wait_for_timeout(500)
         found += violations(page)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
     assert (found, wrong) == ([], [])
     page.close()
 
