@@ -20,7 +20,7 @@ from ringfence_cli.forks import fork_json, promotion_json, say_promotion
 from ringfence_cli.history import opened_to_change
 from ringfence_cli.options import CandidateOptions, Invocation, place_of
 from ringfence_cli.page_process import check_view, page_of_workspace
-from ringfence_cli.run import RunCommand, read_task
+from ringfence_cli.run_command import RunCommand, read_task
 from ringfence_sandbox import Fork, Promotion, Workspace
 from ringfence_tools.runs.command_errors import INTERRUPTED, NotStartedError
 from ringfence_tools.runs.model_specs import model_of

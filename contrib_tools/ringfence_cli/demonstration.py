@@ -22,7 +22,8 @@ import click
 from ringfence.adapters.model import ModelTurn
 from ringfence.adapters.scripted import ScriptedAdapter
 from ringfence.receipts import Receipt
-from ringfence_cli.run import run_watched, summary
+from ringfence_cli.run import run_watched
+from ringfence_cli.run_ending import summary
 from ringfence_tools.planning import Plan
 from ringfence_tools.printable import outcome_words, why
 from ringfence_tools.runs.agent_run import AgentTask, RunWatcher, apply_changes

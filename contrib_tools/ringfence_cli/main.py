@@ -219,7 +219,8 @@ def run(invocation: Invocation, **given: Any) -> int:
     if given["model"] is None:
         raise click.MissingParameter(param_hint="'--model'", param_type="option")
     wanted = CandidateOptions.of(given)
-    from ringfence_cli.run import RunCommand, run_task
+    from ringfence_cli.run import run_task
+    from ringfence_cli.run_command import RunCommand
 
     if wanted is not None:
         from ringfence_cli.candidates import run_candidates

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ringfence_cli.options import container, place_of
 from ringfence_cli.resume import RunRecord, interrupted_run, record_of
-from ringfence_cli.run import apply_outcome, read_task, run_watched
+from ringfence_cli.run import run_watched
+from ringfence_cli.run_command import read_task
+from ringfence_cli.run_ending import apply_outcome
 from ringfence_tools.printable import MAX_CHANGE_LINES, outcome_words, unpatchable_changes
 from ringfence_tools.runs.agent_run import (
     CALL_OUTCOMES,
