@@ -44,7 +44,7 @@ from ringfence_sandbox import StepName, store_directory
 from ringfence_tools.client_files import ClientScope
 from ringfence_tools.printable import one_line, plural, printable
 from ringfence_tools.runs.command_errors import NotStartedError
-from ringfence_tools.runs.outputs import put, put_line
+from ringfence_tools.runs.outputs import ErrorStream, put, put_line
 from ringfence_tools.runs.owner_policies import policies_of
 from ringfence_tools.runs.policy_specs import is_code
 
@@ -289,6 +289,8 @@ def log(invocation: Invocation, directory: Path, limit: int) -> None:
             invocation.put_json({"calls": [record.to_json() for record in records]})
             return
         put("".join(f"{_line(record)}\n" for record in records).encode())
+        if not records:
+            ErrorStream().say("no call of an agent has changed a file here yet")
 
 
 def _line(record: GuardedCallRecord) -> str:

@@ -85,7 +85,15 @@ class CallAdoption:
         if not done.kept:
             hidden = self._hidden(changed)
             together = [call.event.arguments for call in calls] if len(calls) > 1 else []
-            verdict = wording.describe_denial(done.receipt, done.conflicts, hidden, done.aborted, together, others)
+            verdict = wording.describe_denial(
+                done.receipt,
+                done.conflicts,
+                hidden,
+                done.aborted,
+                together,
+                others,
+                is_apart=all(call.event.paths is not None for call in calls),
+            )
         denial = next((one for one in done.receipt.policies if not one.allowed), None)
         policy, reason = ("", "") if denial is None else (denial.policy, denial.reason or "")
         if changed:

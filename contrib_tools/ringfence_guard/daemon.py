@@ -261,8 +261,9 @@ class GuardServer:
                 return self._take_event(given, hooked_at)
             return self._commands[given["kind"]](given)
         except (RingfenceError, OSError, ValueError, LookupError, TypeError) as error:
-            _say(describe_error(error))
-            return {"stderr": f"ringfence guard: {describe_error(error)}\n", "exit_code": 2}
+            text = str(error) if type(error) is LookupError else describe_error(error)
+            _say(text)
+            return {"stderr": f"ringfence guard: {text}\n", "exit_code": 2}
 
     def _take_event(self, given: Mapping[str, Any], hooked_at: float) -> dict[str, Any]:
         event = parse_event(cast("AgentName", given["agent"]), given.get("payload"))

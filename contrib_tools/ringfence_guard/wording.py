@@ -48,11 +48,13 @@ def describe_denial(
     aborted: int | None,
     together: Sequence[str],
     others: Sequence[str],
+    *,
+    is_apart: bool,
 ) -> str:
     """Tell a model that its call was rolled back.
 
     ``hidden`` are changed paths that no history has. ``together`` are calls that cannot be told apart. ``others`` are
-    commands that may still run.
+    commands that may still run. ``is_apart`` says that what a person changed meanwhile was told apart.
     """
     denial = next((verdict for verdict in receipt.policies if not verdict.allowed), None)
     why = "" if denial is None else f" The policy {denial.policy} denies it: {denial.reason}."
@@ -72,6 +74,8 @@ def describe_denial(
         lines.append(f"These stay as the call left them, since hidden files are in no history: {list_paths(hidden)}.")
     if aborted is not None:
         lines.append(f"What the call had made of them is kept as aborted/{aborted}.")
+        if back and not is_apart:
+            lines.append(f"If a person changed one of them meanwhile, {_get_back(aborted)} brings that back.")
     lines.append(SENT)
     return " ".join(lines)
 
@@ -88,11 +92,15 @@ def describe_denied_before(paths: Collection[str], aborted: int | None) -> str:
 def describe_late(command: str, denied: Mapping[str, str], aborted: int | None) -> str:
     """Tell a model of changes that were rolled back and may be somebody else's."""
     whys = "; ".join(dict.fromkeys(denied.values()))
-    kept = "" if aborted is None else f" What they were is kept as aborted/{aborted}."
+    kept = "" if aborted is None else f" What they were is kept: {_get_back(aborted)} brings it back."
     return (
         f"{LATE}, by {command or 'a command'} or by somebody else: "
         f"{list_paths(sorted(denied))} ({whys}). Read them again before you edit them.{kept}"
     )
+
+
+def _get_back(aborted: int) -> str:
+    return f"`ringfence guard show aborted/{aborted} | git apply --include=PATH`"
 
 
 def is_late(text: str) -> bool:
@@ -109,6 +117,8 @@ def describe_undo(
     stays = [path for path, outcome in outcomes.items() if outcome == "conflict"]
     done, nothing = ("Would be undone", "Nothing would be undone") if dry_run else ("Undone", "Nothing was undone")
     text = f"{done}: {list_paths(changed)}." if changed else f"{nothing}."
+    if not changed and not stays and not unknown:
+        text = f"{nothing}: the files are as they were before that."
     if stays:
         text += f" These stay, since they were changed later: {list_paths(stays)}."
     if unknown:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ringfence_sandbox.project.project_image import build_project_image, describe_stale_image
     from ringfence_sandbox.project.recipe_images import build_images
     from ringfence_workspace import (
+        AdoptedCall,
         CallProcess,
         CommandResult,
         Detect,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AdoptedCall",
     "CallProcess",
     "CommandResult",
     "Detect",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ringfence_workspace.history.undo_plan import ReversalOutcome
     from ringfence_workspace.history_stores import HistoryStore, forget_store, stores
     from ringfence_workspace.host import HostFilesystem
+    from ringfence_workspace.looks import AdoptedCall
     from ringfence_workspace.outputs import is_output
     from ringfence_workspace.revisions import checkout_revision, resolve_revision
     from ringfence_workspace.transaction.detection import Detect, DetectionLimits
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ringfence_workspace.workspace import NothingToUndoError, Reversal, Workspace, find_workspace
 
 __all__ = [
+    "AdoptedCall",
     "CallProcess",
     "CommandResult",
     "Detect",
@@ -80,6 +82,7 @@ __all__ = [
 
 # Imported when asked for: a filesystem on its own needs no git.
 _MODULES = {
+    "AdoptedCall": "ringfence_workspace.looks",
     "CallProcess": "ringfence_workspace.call_process",
     "CommandResult": "ringfence_workspace.commands",
     "Detect": "ringfence_workspace.transaction.detection",

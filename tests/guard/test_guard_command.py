@@ -436,7 +436,7 @@ def test_there_is_nothing_to_show_or_undo_at_first(guard: Guard, root: Path) -> 
     guard("install", "qwen")
     assert "no step of an agent" in guard("undo", "--session", exit_code=2)
     assert guard("show", "7", exit_code=2)
-    assert guard("log") == ""
+    assert guard("log") == "no call of an agent has changed a file here yet\n"
     assert "give one of" in guard("undo", "3", "--prompt", exit_code=2)
 
 

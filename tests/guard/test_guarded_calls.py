@@ -137,6 +137,13 @@ def test_a_denied_call_goes_back_whole_and_its_model_is_told(agent: Agent, works
     assert [(one.kind, one.aborted) for one in log.read()] == [("denied", 1)]
 
 
+def test_a_denial_of_a_command_says_how_a_person_gets_an_edit_of_theirs_back(agent: Agent) -> None:
+    way = "`ringfence guard show aborted/1 | git apply --include=PATH`"
+    assert way in agent.bash("mkdir protected; echo x > protected/x.txt").verdict
+    (agent.root / "protected").mkdir()
+    assert "git apply" not in agent.write("protected/y.txt", "y").verdict  # looked at by its path alone
+
+
 def test_a_command_that_fails_is_kept(agent: Agent, workspace: Workspace) -> None:
     assert agent.bash("echo part > c.txt; exit 1") == HookAnswer()
     assert steps(workspace) == [("Bash", ("c.txt",))]
