@@ -31,6 +31,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     for name in ("PYTHONMALLOC", "GLIBC_TUNABLES"):
         os.environ.pop(name, None)
 
+# An agent may run the tests. What they start is no command of that agent.
+for name in ("CLAUDECODE", "CODEX_THREAD_ID", "GEMINI_CLI", "QWEN_CODE", "OPENCODE"):
+    os.environ.pop(name, None)
+
 # As in the Makefile: each process that a test starts would else compile what it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

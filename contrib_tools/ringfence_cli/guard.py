@@ -30,6 +30,7 @@ from ringfence_guard import (
     HookInstallation,
     ask_guard,
     cache_around,
+    check_person,
     guard_directory,
     guarded_root,
     list_paths,
@@ -112,6 +113,7 @@ def install(
     with _failures():
         _check_lasting()
         installation = _installation(client, directory, personal)
+        check_person(os.environ, (Path.cwd(), installation.scope.directory))
         if rollback_on_failure and client in ("codex", "gemini"):
             title = installation.agent.title
             raise click.UsageError(f"--rollback-on-failure: {title} does not tell its hooks whether a command failed")
@@ -223,6 +225,7 @@ def uninstall(client: str, directory: Path | None, personal: bool) -> None:
     """
     with _failures():
         installation = _installation(client, directory, personal)
+        check_person(os.environ, (Path.cwd(), installation.scope.directory))
         if client == "codex":
             with suppress(ModuleNotFoundError):  # then nothing was written
                 CodexTrust(installation.scope, installation.record_path).forget(installation.path)
@@ -369,6 +372,7 @@ def undo(n: int | None, session: bool, prompt: bool, dry_run: bool, directory: P
 def stop(directory: Path) -> None:
     """Stop the guard. The next event of an agent starts it again."""
     with _failures():
+        check_person(os.environ, ())
         put_line("stopped" if stop_guard(guarded_root(directory)) else "no guard runs here")
 
 

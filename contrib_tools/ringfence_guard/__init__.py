@@ -9,12 +9,19 @@ if TYPE_CHECKING:
     from ringfence_guard.answers import HookAnswer, HookOutput, can_take_context, format_answer
     from ringfence_guard.calls import GuardedCalls
     from ringfence_guard.codex_trust import CodexHook, CodexTrust
-    from ringfence_guard.connection import GuardRefusedError, ask_guard, guarded_root, person_writes, stop_guard
+    from ringfence_guard.connection import (
+        GuardRefusedError,
+        ask_guard,
+        check_person,
+        guarded_root,
+        person_writes,
+        stop_guard,
+    )
     from ringfence_guard.events import AgentName, HookEvent, Phase, parse_event
     from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
     from ringfence_guard.guarded_workspace import open_guarded
     from ringfence_guard.installation import HookInstallation, cache_around
-    from ringfence_guard.left_processes import may_live
+    from ringfence_guard.left_processes import AGENT_MARKS, may_live
     from ringfence_guard.own_files import OwnFilesPolicy
     from ringfence_guard.settings import (
         GuardSettings,
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from ringfence_guard.wording import list_paths
 
 __all__ = [
+    "AGENT_MARKS",
     "GUARDED_AGENTS",
     "AgentName",
     "CodexHook",
@@ -48,6 +56,7 @@ __all__ = [
     "ask_guard",
     "cache_around",
     "can_take_context",
+    "check_person",
     "client_path",
     "format_answer",
     "guard_directory",
@@ -66,6 +75,7 @@ __all__ = [
 
 # Imported when asked for: an event is read without a workspace.
 _MODULES = {
+    "AGENT_MARKS": ".left_processes",
     "GUARDED_AGENTS": ".agents",
     "AgentName": ".events",
     "CodexHook": ".codex_trust",
@@ -86,6 +96,7 @@ _MODULES = {
     "ask_guard": ".connection",
     "cache_around": ".installation",
     "can_take_context": ".answers",
+    "check_person": ".connection",
     "client_path": ".settings",
     "format_answer": ".answers",
     "guard_directory": ".settings",

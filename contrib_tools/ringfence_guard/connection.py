@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence_guard import hook_client
+from ringfence_guard.left_processes import AGENT_MARKS
 from ringfence_guard.settings import guard_directory
 
 if TYPE_CHECKING:
@@ -58,6 +59,21 @@ def ask_guard(root: Path, question: Mapping[str, Any], *, starts: bool = True) -
     if answer.get("exit_code"):
         raise GuardRefusedError(str(answer.get("stderr", "")).strip())
     return answer
+
+
+def check_person(environment: Mapping[str, str], directories: Sequence[Path]) -> None:
+    """Raise GuardRefusedError if an agent runs this process. It is no boundary: a command can leave both out.
+
+    An agent is known by what it puts into the environment of its commands, and by the guards of these directories,
+    where they run: they know the processes of their agents.
+    """
+    if marks := [name for name in AGENT_MARKS if name in environment]:
+        raise GuardRefusedError(
+            f"an agent's command may not do this: run it in a terminal of your own, or unset {' and '.join(marks)}"
+        )
+    for root in dict.fromkeys(map(guarded_root, directories)):
+        with person_writes(root, ()):
+            pass
 
 
 @contextmanager

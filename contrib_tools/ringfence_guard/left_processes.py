@@ -26,6 +26,8 @@ _MARKS: Mapping[str, tuple[bytes, bytes]] = {
     "qwen": (b"QWEN_CODE=", b"QWEN_CODE_SESSION_ID="),
 }
 """What each agent puts into the environment of its commands, and beside it the session."""
+AGENT_MARKS = (*(mark.rstrip(b"=").decode() for mark, _ in _MARKS.values()), "OPENCODE")
+"""The variables of the environment by which a command of an agent is known. opencode has no session beside it."""
 _ADOPTING = (b"systemd", b"init")
 _OF_KERNEL = 0x200000
 PROC = Path("/proc")

@@ -14,7 +14,7 @@ import pytest
 from command_line import ringfence_text
 from guard_processes import BASH, RESULT, Run, asked
 
-from ringfence_guard import GuardSettings, guard_directory, save_settings
+from ringfence_guard import AGENT_MARKS, GuardSettings, guard_directory, save_settings
 
 FILE = ".claude/settings.local.json"
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -82,6 +82,44 @@ def test_an_agent_does_not_uninstall_its_guard(root: Path, hook: Run, guard: Com
     assert "install and uninstall are for people" in done.stderr
     assert (root / FILE).read_bytes() == before
     assert hook("PostToolUse", **BASH, tool_input={"command": "x"}, tool_response=RESULT).stdout == ""
+
+
+@pytest.mark.parametrize("mark", AGENT_MARKS)
+def test_a_command_of_an_agent_changes_no_installation_wherever_it_runs(
+    root: Path, guard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    """No guard runs that could know the agent, as after `ringfence guard stop` or in another directory."""
+    for scope in ((), ("--user",)):
+        assert guard("install", "claude", *scope, "--policy", "deny:/protected").returncode == 0
+    files = [path for top in (root, tmp_path / "home", tmp_path / "state") for path in sorted(top.rglob("*"))]
+    before = {path: path.read_bytes() for path in files if path.is_file()}
+    sibling = tmp_path / "sibling"
+    sibling.mkdir()
+    monkeypatch.setenv(mark, "1")
+    for words in (("install", "claude"), ("uninstall", "claude"), ("stop",)):
+        for scope in ((str(root),), ("--user",)) if words != ("stop",) else (("--directory", str(root)),):
+            for cwd in (root, sibling):
+                done = ringfence_text("guard", *words, *scope, cwd=cwd)
+                assert done.returncode == 2, words
+                assert "an agent's command may not do this: run it in a terminal of your own" in done.stderr
+                assert f"unset {mark}" in done.stderr
+    assert {path: path.read_bytes() for path in files if path.is_file()} == before
+    monkeypatch.delenv(mark)
+    assert guard("uninstall", "claude").returncode == 0
+
+
+def test_an_agent_without_a_mark_is_known_by_the_guard_that_watches_it(root: Path, hook: Run, guard: Command) -> None:
+    guard("install", "claude", "--user", "--policy", "deny:/protected")
+    guard("install", "claude")
+    hook("PreToolUse", **BASH, tool_input={"command": "x"})  # of this very process
+    hook("PostToolUse", **BASH, tool_input={"command": "x"}, tool_response=RESULT)
+    for words in (("uninstall", "claude", "--user"), ("install", "claude", "--user"), ("install", "claude")):
+        command = [sys.executable, "-m", "ringfence_cli", "guard", *words]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2, words
+        assert "install and uninstall are for people" in done.stderr
+    assert asked(root, {"kind": "status"})["status"]["sessions"] == 1
+    assert "policies for all your projects (--user): deny:/protected" in guard("status").stdout
 
 
 def test_an_uninstallation_beside_a_background_command_is_no_late_change(root: Path, hook: Run, guard: Command) -> None:
