@@ -136,7 +136,8 @@ def install(
         save_launcher(state)
         with person_writes(guarded_root(installation.scope.directory), installation.paths):
             installation.install(command)
-        save_settings(root, settings)
+        for line in _replace_settings(root, settings):
+            put_line(line)
         for line in _descriptions(scoped_settings(root or Path.home())):
             put_line(line)
         for line in () if root is None else _notes_above(root):
@@ -200,14 +201,28 @@ def _absolute(spec: str) -> str:
     return os.path.abspath(spec) if spec.endswith(".toml") or is_code(spec) else spec
 
 
+def _replace_settings(root: Path | None, settings: GuardSettings) -> Iterator[str]:
+    """Keep the settings of a root, or of a person for None. Say which ones of before have gone with that."""
+    try:
+        before = scoped_settings(root or Path.home()).get("user" if root is None else "directory", GuardSettings())
+    except ValueError:  # nobody knows what they were
+        before = GuardSettings()
+    save_settings(root, settings)
+    if dropped := [rule for rule in _rules(before) if rule not in _rules(settings)]:
+        yield printable(f"policies dropped, which held before: {', '.join(dropped)}")
+
+
+def _rules(settings: GuardSettings) -> Sequence[str]:
+    rules = [*settings.policies]
+    rules += ["--background deny"] if settings.deny_background else []
+    return [*rules, "--rollback-on-failure"] if settings.rollback_on_failure else rules
+
+
 def _descriptions(settings: Mapping[str, GuardSettings]) -> Iterator[str]:
     """Say what the guard judges calls by, and by whom it was chosen."""
     said = False
     for scope, chosen in settings.items():
-        rules = [*chosen.policies]
-        rules += ["--background deny"] if chosen.deny_background else []
-        rules += ["--rollback-on-failure"] if chosen.rollback_on_failure else []
-        if rules:
+        if rules := _rules(chosen):
             said = True
             where = "for all your projects (--user)" if scope == "user" else "of this directory"
             yield printable(f"policies {where}: {', '.join(rules)}")
@@ -235,7 +250,8 @@ def uninstall(client: str, directory: Path | None, personal: bool) -> None:
         if not any(one.is_installed() for one in scope):
             root = None if personal else Path(os.path.realpath(directory or "."))
             if root is None or guard_directory(root).exists():
-                save_settings(root, GuardSettings())
+                for line in _replace_settings(root, GuardSettings()):
+                    put_line(line)
 
 
 @guard.command()

@@ -172,6 +172,22 @@ def test_policies_go_with_the_last_agent_that_they_were_chosen_for(root: Path, g
     assert "policies: none beside" in guard("status").stdout
 
 
+@pytest.mark.parametrize("scope", [(), ("--user",)])
+def test_policies_that_an_installation_does_not_name_again_are_dropped_and_said(
+    root: Path, guard: Command, scope: tuple[str, ...]
+) -> None:
+    given = ("--background", "deny", *options("deny:/protected", "deletions:2"))
+    assert "dropped" not in guard("install", "claude", *scope, *given).stdout
+    assert "dropped" not in guard("install", "claude", *scope, *given).stdout
+    said = guard("install", "claude", *scope, "--policy", "deletions:2").stdout
+    assert "policies dropped, which held before: deny:/protected, --background deny\n" in said
+    said = guard("install", "claude", *scope).stdout
+    assert "policies dropped, which held before: deletions:2\npolicies: none beside those of the owner\n" in said
+    assert "dropped" not in guard("uninstall", "claude", *scope).stdout
+    guard("install", "claude", *scope, "--policy", "deletions:2")
+    assert "policies dropped, which held before: deletions:2\n" in guard("uninstall", "claude", *scope).stdout
+
+
 def test_a_policy_file_is_found_from_any_directory(root: Path, hook: Run, guard: Command, tmp_path: Path) -> None:
     (tmp_path / "rules.toml").write_text('[policies]\npaths = { deny = ["/protected"] }\n')
     done = guard("install", "claude", "--policy", "../rules.toml")
