@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ringfence.errors import RingfenceError
 from ringfence.runtime.policy import Policy
 from ringfence_guard import wording
 from ringfence_guard.background_commands import BackgroundCommands
 from ringfence_guard.call_starts import EarlierChangesPolicy
+from ringfence_guard.events import HookEvent
 from ringfence_guard.guard_log import CallKind, GuardedCallRecord, GuardLog
 from ringfence_guard.judging import EachChangePolicy, SomeDeniedError
 from ringfence_guard.kept_calls import OpenCall, SessionKey
@@ -22,6 +25,12 @@ if TYPE_CHECKING:
 
 MAX_TITLE = 100
 """The most characters of a call's arguments in the line of its step."""
+_STAYS = "ringfence guard has found a late change that stays as it is, since hidden files are in no history"
+
+
+def is_for_person(text: str) -> bool:
+    """Whether a text for a model tells of what may be a person's own change."""
+    return wording.is_late(text) or text.startswith(_STAYS)
 
 
 class CallAdoption:
@@ -74,6 +83,8 @@ class CallAdoption:
             if mark not in self.tried:
                 raise
             return self._adopted_before(calls, call_id)
+        if paths is None or self._hidden([change.path for change in done.changes]):
+            self.look_for_late()
         if mark in self.tried and not done.changes:
             return self._adopted_before(calls, call_id)
         return self._conclude(calls, done, others)
@@ -148,10 +159,32 @@ class CallAdoption:
                 return wording.describe_denied_before(entry.paths, entry.number)
         return ""
 
-    def adopt_path_by_path(self, call: OpenCall, note: str) -> None:
-        """Keep changes but for the paths that policies deny, which are rolled back alone."""
+    def look_for_late(self) -> None:
+        """What changes from now on may be of commands in the background, if there are any."""
+        old, new = self._background.look, ""
+        with suppress(OSError, RingfenceError):  # then it is what changes from the old look on
+            if self._background:
+                new = self._workspace().begin_look(paths=[])
+            self._background.look = new
+            if old:
+                with suppress(ValueError):  # it was adopted
+                    self._workspace().drop_look(old)
+
+    def adopt_late(self) -> None:
+        """Keep what commands in the background may have changed, but for paths that policies deny."""
+        event = HookEvent("claude", "", "other", "", "", arguments="; ".join(self._background.lines()))
+        try:
+            self.adopt_path_by_path(OpenCall(event, self._background.look, None), wording.MAYBE_OTHERS)
+        except ValueError:  # there is no such look: what hidden files were is not known
+            loose = OpenCall(event, self._workspace().begin_look(paths=[]), None)
+            self.adopt_path_by_path(loose, wording.MAYBE_OTHERS, knows_hidden=False)
+        self.look_for_late()
+
+    def adopt_path_by_path(self, call: OpenCall, note: str, *, knows_hidden: bool = True) -> None:
+        """Keep changes but for the paths that policies deny, which are rolled back alone. Hidden files stay, and are
+        passed over unless the look ``knows_hidden`` files."""
         event, mark = call.event, call.mark
-        each = EachChangePolicy(self.policies)
+        each = EachChangePolicy(self.policies, self._workspace().filesystem.hides)
         call_id = event.call_id or None
         adopt = partial(
             self._workspace().adopt,
@@ -178,14 +211,30 @@ class CallAdoption:
                 "denied", event, aborted=back.aborted, paths=gone, note=f"late change; {note}"
             )
             self._log.append(replace(record, policy=policy, reason=reason))
-            text = wording.describe_late(event.arguments, each.denied, back.aborted)
-            for key in {event.actor[:2], *self._background.loose}:
-                if key[1]:
-                    self._pending.setdefault(key, []).append(text)
+            self._tell_late(event, wording.describe_late(event.arguments, each.denied, back.aborted))
             done = adopt(mark, paths=call.paths)
-        if changed := [change.path for change in done.changes]:
+        passed = {*each.stays} if knows_hidden else {*self._hidden([change.path for change in done.changes])}
+        if each.stays and knows_hidden:
+            self._conclude_stays(event, each.stays, note)
+        if changed := [change.path for change in done.changes if change.path not in passed]:
             step = None if done.step is None else done.step.number
             kind: CallKind = "kept" if event.tool else "unattributed"
             self._log.append(GuardedCallRecord.of(kind, event, step=step, paths=changed, note=note))
         elif mark in self.tried:
             self._adopted_before([call], call_id)
+
+    def _conclude_stays(self, event: HookEvent, stays: Mapping[str, str], note: str) -> None:
+        """Log and tell which hidden files have changed that policies deny."""
+        paths = sorted(stays)
+        policy, _, reason = stays[paths[0]].partition(": ")
+        note = f"late change; {note}; it stays as it is, since hidden files are in no history"
+        record = GuardedCallRecord.of("denied", event, paths=paths, note=note)
+        self._log.append(replace(record, policy=policy, reason=reason))
+        whys = "; ".join(dict.fromkeys(stays.values()))
+        by = f"by {event.arguments or 'a command'} or by somebody else"
+        self._tell_late(event, f"{_STAYS}. It is {by}: {wording.list_paths(paths)} ({whys}).")
+
+    def _tell_late(self, event: HookEvent, text: str) -> None:
+        for key in {event.actor[:2], *self._background.loose}:
+            if key[1]:
+                self._pending.setdefault(key, []).append(text)

@@ -18,6 +18,8 @@ class BackgroundCommands:
 
     since: dict[SessionKey, float] = field(default_factory=dict[SessionKey, float])
     """When the first of them began, in seconds since the machine was started."""
+    look: str = ""
+    """The look since which a change may be theirs. It knows what hidden files were, also for the next guard."""
 
     def __bool__(self) -> bool:
         return bool(self.loose)

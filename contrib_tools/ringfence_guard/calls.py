@@ -19,13 +19,13 @@ from ringfence.errors import WorkspaceLockedError
 from ringfence.escapes import escape_path
 from ringfence.runtime.policy import Policy
 from ringfence_guard import wording
-from ringfence_guard.adoption import CallAdoption
+from ringfence_guard.adoption import CallAdoption, is_for_person
 from ringfence_guard.answers import HookAnswer, can_take_context
 from ringfence_guard.background_commands import BackgroundCommands
 from ringfence_guard.call_starts import SLACK_SECONDS
 from ringfence_guard.events import HookEvent
 from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
-from ringfence_guard.kept_calls import CallGroup, KeptCalls, KeptCallsFile, SessionKey
+from ringfence_guard.kept_calls import KeptCalls, KeptCallsFile, SessionKey
 from ringfence_guard.left_processes import may_live
 from ringfence_guard.open_calls import OpenCalls
 from ringfence_guard.own_files import OwnFilesPolicy
@@ -88,7 +88,7 @@ class GuardedCalls:
         restored = {call.mark for call in (*kept.files, *kept.open, *kept.ended)}
         self._goes_on = bool(restored)
         """Whether what the opening finds changed may be of calls that an earlier guard saw begin."""
-        self._background = BackgroundCommands(kept.loose, kept.detached, kept.since)
+        self._background = BackgroundCommands(kept.loose, kept.detached, kept.since, kept.look)
         self._pending = kept.pending
         """By agent and session: what its model is to be told with a later event."""
         self._adoption = CallAdoption(
@@ -252,20 +252,7 @@ class GuardedCalls:
 
     def _save(self) -> None:
         if self._state is not None:
-            group = self._calls.group or CallGroup("")
-            kept = KeptCalls(
-                self._calls.files,
-                group.mark,
-                group.open,
-                group.ended,
-                group.failed,
-                self._background.loose,
-                self._background.detached,
-                self._background.since,
-                self._pending,
-                self._processes,
-            )
-            self._state.save(kept)
+            self._state.save(self._calls.to_keep())
 
     def end_session(self, agent: str, session_id: str) -> None:
         """Settle all calls of a session whose agent is gone. Raises as `handle`."""
@@ -360,7 +347,7 @@ class GuardedCalls:
         elif event.phase == "session_end":
             self.end_session(*key)
         if can_take_context(event) and (texts := [*self._pending.pop(key, ()), *self._said_by_person(event)]):
-            person = "\n\n".join(filter(wording.is_late, texts))
+            person = "\n\n".join(filter(is_for_person, texts))
             answer = HookAnswer(answer.denial, answer.verdict, "\n\n".join(texts), person)
         return answer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,10 +97,14 @@ class EachChangePolicy(BasePolicy):
 
     name = "each"
 
-    def __init__(self, policies: Sequence[Policy]) -> None:
+    def __init__(self, policies: Sequence[Policy], is_hidden: Callable[[str], bool]) -> None:
+        """What ``is_hidden`` is in no history, and cannot be rolled back: it does not end the adoption."""
+        self._is_hidden = is_hidden
         self._policies = [policy for policy in policies if isinstance(policy, BasePolicy)]
         self.denied: dict[str, str] = {}
         """By path, which policy denies it and why."""
+        self.stays: dict[str, str] = {}
+        """The same of hidden files."""
 
     def check_effects(
         self, tool: Tool[Any, Any], params: Any, changes: Sequence[Change], *, context: ToolContext
@@ -109,7 +113,8 @@ class EachChangePolicy(BasePolicy):
             for policy in self._policies:
                 decision = policy.check_effects(tool, params, (change,), context=context)
                 if not decision.allowed:
-                    self.denied.setdefault(change.path, f"{policy.name}: {decision.reason}")
+                    denied = self.stays if self._is_hidden(change.path) else self.denied
+                    denied.setdefault(change.path, f"{policy.name}: {decision.reason}")
         if self.denied:
             raise SomeDeniedError
         return ALLOW

@@ -94,6 +94,8 @@ class KeptCalls:
     pending: dict[SessionKey, list[str]] = field(default_factory=dict[SessionKey, list[str]])
     processes: dict[SessionKey, tuple[int, int]] = field(default_factory=dict[SessionKey, tuple[int, int]])
     """The process of each agent, and when it started: after a reboot another one may have its number."""
+    look: str = ""
+    """The look since which a change may be of a command in the background."""
 
     def to_line(self) -> bytes:
         held = {
@@ -102,6 +104,7 @@ class KeptCalls:
             "open": [call.to_json() for call in self.open],
             "ended": [call.to_json() for call in self.ended],
             "failed": self.failed,
+            "look": self.look,
             **{name: [[*key, value] for key, value in getattr(self, name).items()] for name in _BY_SESSION},
         }
         return json.dumps(held).encode() + b"\n"
@@ -118,7 +121,8 @@ class KeptCalls:
             for name in _BY_SESSION
         }
         by_session["processes"] = {key: (int(one), int(at)) for key, (one, at) in by_session["processes"].items()}
-        return KeptCalls(mark=str(held["mark"]), failed=held["failed"], **calls, **cast("Any", by_session))
+        more = {"failed": held["failed"], "look": str(held.get("look", ""))}
+        return KeptCalls(mark=str(held["mark"]), **more, **calls, **cast("Any", by_session))
 
 
 class KeptCallsFile:

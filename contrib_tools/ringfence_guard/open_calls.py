@@ -10,7 +10,6 @@ from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from ringfence.errors import WorkspaceLockedError
-from ringfence_guard import wording
 from ringfence_guard.adoption import CallAdoption
 from ringfence_guard.background_commands import BackgroundCommands
 from ringfence_guard.call_starts import EarlierChangesPolicy, start_of
@@ -48,6 +47,7 @@ class OpenCalls:
         self._turn, self._workspace, self._log = turn, workspace, log
         self._root, self._slack_seconds = root, slack_seconds
         self._adoption, self._background, self._pending = adoption, background, kept.pending
+        self._processes = kept.processes
         self.files = kept.files
         """Those of tools that name their files."""
         self.group: CallGroup | None = None
@@ -59,6 +59,23 @@ class OpenCalls:
 
     def __iter__(self) -> Iterator[OpenCall]:
         return iter([*self.files, *([] if self.group is None else self.group.open)])
+
+    def to_keep(self) -> KeptCalls:
+        """What the next guard goes on with."""
+        group, background = self.group or CallGroup(""), self._background
+        return KeptCalls(
+            self.files,
+            group.mark,
+            group.open,
+            group.ended,
+            group.failed,
+            background.loose,
+            background.detached,
+            background.since,
+            self._pending,
+            self._processes,
+            background.look,
+        )
 
     def named_as(self, event: HookEvent) -> Iterator[OpenCall]:
         """Those with the id of a call."""
@@ -244,6 +261,7 @@ class OpenCalls:
             raise
         self._may_go_on(call)
         self.group = None
+        self._adoption.look_for_late()
 
     def _may_go_on(self, call: OpenCall) -> None:
         if call.event.is_background or proof_of(call) != "ended":
@@ -253,9 +271,7 @@ class OpenCalls:
         """Look at what commands that may still run have changed since the last look, or somebody else."""
         if self._background and self.group is None:
             self.settle_files()
-            event = HookEvent("claude", "", "other", "", "", arguments="; ".join(self._background.lines()))
-            loose = OpenCall(event, self._workspace().begin_look(paths=[]), None)
-            self._adoption.adopt_path_by_path(loose, wording.MAYBE_OTHERS)
+            self._adoption.adopt_late()
 
 
 def _key(event: HookEvent) -> tuple[str, ...]:

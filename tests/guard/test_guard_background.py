@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 from time import CLOCK_BOOTTIME, clock_gettime
@@ -220,3 +221,90 @@ def test_another_guard_knows_when_a_command_began(root: Path, tmp_path: Path) ->
     calls.end_background(lives)
     calls.close()
     assert found[0] >= before
+
+
+Start = Callable[[], GuardedCalls]
+
+
+@pytest.fixture
+def start(root: Path, tmp_path: Path) -> Generator[Start]:
+    """Starts a guard that goes on with what the one before left. `.env` is there, and no call may change it."""
+    (root / ".env").write_text("KEY=1\n")
+    (tmp_path / "kept").mkdir()
+    started: list[GuardedCalls] = []
+
+    def start() -> GuardedCalls:
+        for one in started:
+            one.close()
+        opened, policies = partial(open_guarded, str(root)), [PathPolicy(deny=[".env", "/protected"])]
+        log, kept = GuardLog(root.parent), tmp_path / "kept"
+        started.append(GuardedCalls(root, log, open_workspace=opened, policies=policies, state=kept))
+        started[-1].watched(SESSION, AGENT, 1)
+        return started[-1]
+
+    yield start
+    started[-1].close()
+
+
+def test_a_hidden_file_that_nobody_has_changed_is_no_change_for_the_next_guard(root: Path, start: Start) -> None:
+    bash(root, start(), "serve &")
+    calls = start()
+    assert bash(root, calls, "true") == HookAnswer()
+    assert bash(root, start(), "false") == HookAnswer()
+    assert not GuardLog(root.parent).read()
+
+
+def test_a_guard_that_does_not_know_what_hidden_files_were_takes_none_for_changed(
+    root: Path, start: Start, tmp_path: Path
+) -> None:
+    bash(root, start(), "serve &")
+    file = tmp_path / "kept/open.jsonl"
+    held = json.loads(file.read_text().splitlines()[-1])
+    del held["look"]  # as guards before this one left it
+    file.write_text(f"{json.dumps(held)}\n")
+    assert bash(root, start(), "true") == HookAnswer()
+    assert not GuardLog(root.parent).read()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_late_change_of_a_hidden_file_is_named_once_and_stays(root: Path, start: Start, restarts: bool) -> None:
+    calls = start()
+    bash(root, calls, "serve &")
+    (root / ".env").write_text("its own\n")
+    calls = start() if restarts else calls
+    told = bash(root, calls, "true")
+    for text in (told.context, told.person):
+        assert "a late change that stays as it is, since hidden files are in no history" in text
+        assert "serve &" in text
+        assert ".env" in text
+        assert "rolled back" not in text
+    assert (root / ".env").read_text() == "its own\n"
+    assert bash(root, calls, "false") == HookAnswer()
+    (record,) = GuardLog(root.parent).read()
+    assert (record.kind, record.paths, record.aborted, record.policy) == ("denied", [".env"], None, "paths")
+    assert "stays as it is" in record.note
+
+
+def test_beside_one_what_can_go_back_does(root: Path, start: Start) -> None:
+    calls = start()
+    bash(root, calls, "serve &")
+    (root / ".env").write_text("its own\n")
+    change(root, "its own\n")
+    told = bash(root, calls, "true").context
+    assert not (root / "protected").exists()
+    back, stays = told.split("\n\n")
+    assert ".env" not in back
+    assert "protected/mine.txt" in back
+    assert "protected" not in stays
+
+
+def test_what_a_call_changes_in_a_hidden_file_is_no_late_change(root: Path, start: Start) -> None:
+    calls = start()
+    bash(root, calls, "serve &")
+    common = {"session_id": "s1", "cwd": str(root), "tool_name": "Write", "tool_use_id": "w"}
+    arguments = {"tool_input": {"file_path": str(root / ".env"), "content": "mine\n"}}
+    calls.handle(parse_event("claude", {"hook_event_name": "PreToolUse", **common, **arguments}))
+    (root / ".env").write_text("mine\n")
+    said = calls.handle(parse_event("claude", {"hook_event_name": "PostToolUse", **common, **arguments}))
+    assert "These stay as the call left them" in said.verdict
+    assert bash(root, calls, "true") == HookAnswer()
