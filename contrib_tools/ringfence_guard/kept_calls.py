@@ -96,6 +96,8 @@ class KeptCalls:
     """The process of each agent, and when it started: after a reboot another one may have its number."""
     look: str = ""
     """The look since which a change may be of a command in the background."""
+    settled: list[list[str]] = field(default_factory=list[list[str]])
+    """Calls that were settled before their end was told, by actor and id."""
 
     def to_line(self) -> bytes:
         held = {
@@ -105,6 +107,7 @@ class KeptCalls:
             "ended": [call.to_json() for call in self.ended],
             "failed": self.failed,
             "look": self.look,
+            "settled": self.settled,
             **{name: [[*key, value] for key, value in getattr(self, name).items()] for name in _BY_SESSION},
         }
         return json.dumps(held).encode() + b"\n"
@@ -122,6 +125,7 @@ class KeptCalls:
         }
         by_session["processes"] = {key: (int(one), int(at)) for key, (one, at) in by_session["processes"].items()}
         more = {"failed": held["failed"], "look": str(held.get("look", ""))}
+        more["settled"] = [[*map(str, one)] for one in held.get("settled", [])]
         return KeptCalls(mark=str(held["mark"]), **more, **calls, **cast("Any", by_session))
 
 

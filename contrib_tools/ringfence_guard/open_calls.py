@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 REPEATED_SECONDS = 10.0
 """How long after the beginning of a call another hook of the agent may tell of it again."""
+MOST_SETTLED = 50
+"""Of so many calls that were settled without an end it is known that this was so."""
 NO_END = "its end was never told"
 NOT_RUN = "it was not permitted, and did not run"
 FOR_NOW = (OSError, WorkspaceLockedError)
@@ -48,6 +50,8 @@ class OpenCalls:
         self._root, self._slack_seconds = root, slack_seconds
         self._adoption, self._background, self._pending = adoption, background, kept.pending
         self._processes = kept.processes
+        self._settled = kept.settled
+        """Those that were settled before their end was told, for this guard and the next."""
         self.files = kept.files
         """Those of tools that name their files."""
         self.group: CallGroup | None = None
@@ -75,6 +79,7 @@ class OpenCalls:
             self._pending,
             self._processes,
             background.look,
+            self._settled,
         )
 
     def named_as(self, event: HookEvent) -> Iterator[OpenCall]:
@@ -89,8 +94,8 @@ class OpenCalls:
         )
 
     def has_ended(self, event: HookEvent) -> bool:
-        """Whether the end of a call was told before."""
-        return event.agent != "gemini" and _key(event) in self._ended
+        """Whether a call is over: its end was told before, or it was settled without one."""
+        return event.agent != "gemini" and (_key(event) in self._ended or [*_key(event)] in self._settled)
 
     # Beginnings. They raise as `Workspace.begin_look`.
 
@@ -209,6 +214,8 @@ class OpenCalls:
                 self._settle_file(call)
             else:
                 self._settle_any(call)
+            self._settled.append([*_key(call.event)])
+            del self._settled[:-MOST_SETTLED]
 
     def _drop(self, call: OpenCall) -> None:
         """Forget a call that did not run."""

@@ -308,3 +308,18 @@ def test_what_a_call_changes_in_a_hidden_file_is_no_late_change(root: Path, star
     said = calls.handle(parse_event("claude", {"hook_event_name": "PostToolUse", **common, **arguments}))
     assert "These stay as the call left them" in said.verdict
     assert bash(root, calls, "true") == HookAnswer()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_end_of_a_call_that_was_settled_before_is_not_unseen(root: Path, start: Start, restarts: bool) -> None:
+    calls = start()
+    common = {"session_id": "s1", "cwd": str(root), "tool_name": "Bash", "tool_use_id": "long"}
+    arguments = {"tool_input": {"command": "long"}}
+    calls.handle(parse_event("claude", {"hook_event_name": "PreToolUse", **common, **arguments}))
+    (root / "a.txt").write_text("changed\n")
+    calls.settle_all()
+    calls = start() if restarts else calls
+    assert (
+        calls.handle(parse_event("claude", {"hook_event_name": "PostToolUse", **common, **arguments})) == HookAnswer()
+    )
+    assert [(one.kind, one.note) for one in GuardLog(root.parent).read()] == [("kept", "its end was never told")]
