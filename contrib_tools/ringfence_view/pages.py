@@ -195,7 +195,7 @@ def export_page(source: CallSource, *, contents: bool) -> str:
     if source.forks:
         parts.append(("forks", forks_part(source, can_act=False, exported=True)))
     rest = Markup('<li class="rest dim">Older entries are not in this page.</li>') if page.next_key else Markup("")
-    shown = entries if contents else [replace(entry, summary="") for entry in entries]
+    shown = entries if contents else [replace(entry, summary="", command="") for entry in entries]
     first = _template().rows(TimelinePage(shown, None), None, "There are no calls.") + rest
     style, script = static_file("view.css"), static_file("view.js")
     # If hostile text ever passes the escaping, the browser still runs and fetches nothing.
@@ -209,7 +209,7 @@ def export_page(source: CallSource, *, contents: bool) -> str:
 
 
 def without_contents(detail: EntryDetail) -> EntryDetail:
-    entry = replace(detail.entry, summary="")
+    entry = replace(detail.entry, summary="", command="")
     return EntryDetail(entry, detail.facts, {}, detail.policies, detail.read, detail.changes, None, detail.notes)
 
 

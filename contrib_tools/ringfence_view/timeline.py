@@ -42,6 +42,8 @@ class TimelineEntry:
     commit: str = ""
     seconds: float | None = None
     summary: str = ""
+    command: str = ""
+    """What the history has of a call besides its tool and its paths."""
     paths: tuple[str, ...] = ()
     more_paths: int = 0
     ignored_paths: int = 0
@@ -75,7 +77,9 @@ class TimelineEntry:
     @property
     def text(self) -> str:
         """What a search looks through."""
-        return "\n".join((self.key, self.title, self.summary, *self.paths, self.client, *self.names, self.reason))
+        return "\n".join(
+            (self.key, self.title, self.summary, self.command, *self.paths, self.client, *self.names, self.reason)
+        )
 
 
 class Timeline:
@@ -177,6 +181,7 @@ def of_log(entry: LogEntry, record: CallRecord | None) -> TimelineEntry:
         entry.number,
         commit=entry.commit,
         seconds=None if record is None else record.seconds,
+        command=one_line(entry.title, 200),
         paths=_shown_paths(paths),
         more_paths=len(entry.paths) - len(paths[:MAX_PATHS]),
         ignored_paths=entry.ignored,

@@ -36,6 +36,16 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CallSource:
     return CallSource(root, None)
 
 
+def test_a_step_of_a_command_shows_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "tree").mkdir()
+    with Workspace.open(tmp_path / "tree") as workspace:
+        workspace.run(["touch", "new.txt"])
+    source = CallSource(tmp_path / "tree", None)
+    assert "touch new.txt" in shown(client_of(source).get("/page").text)
+    assert "touch new.txt" not in shown(export_page(source, contents=False))
+
+
 def test_the_forks_stand_side_by_side_with_their_scores(source: CallSource) -> None:
     client = client_of(source)
     assert 'id="tab-forks" aria-selected="false" aria-controls="forks" tabindex="-1">' in client.get("/page").text
