@@ -223,6 +223,8 @@ def say_promotion(done: Promotion, directory: Path, *, dry_run: bool = False) ->
         )
     if done.git_ref and not stays:
         errors.say(f"its commits are named by {done.git_ref}")
+        if done.git_ref.startswith("refs/heads/"):
+            errors.say("the index stays: run `git reset` before the next commit, which would reverse them")
     if done.conflicts and done.step is None and not dry_run:
         errors.say("--on-conflict keep promotes the rest, and keeps these as they are here")
     if done.step is not None:
@@ -243,12 +245,33 @@ def discard(invocation: Invocation, directory: Path, name: str) -> int:
         if record is None:
             there = f"there are: {', '.join(one.name for one in found)}" if found else "there are none"
             raise NotStartedError(f"there is no fork {name!r}; {there}")
+        lost: Sequence[str] = ()
+        with suppress(RingfenceError, OSError, ValueError):  # one that cannot be read can be discarded, too
+            lost = unpromoted_in(record)
         discard_fork(record)
     if invocation.wants_json:
         invocation.put_json({"discarded": fork_json(record)})
     else:
         ErrorStream().say(f"the fork {name} is gone, with {escape_path(record.root)}")
+        if lost:
+            ErrorStream().say(f"so is what was not promoted: {named_paths(lost)}")
     return 0
+
+
+def named_paths(paths: Sequence[str]) -> str:
+    return ", ".join(escape_path(path) for path in paths[:MAX_NAMED]) + (", ..." if paths[MAX_NAMED:] else "")
+
+
+def unpromoted_in(fork: Fork) -> Sequence[str]:
+    """Return what of a fork is nowhere else: paths, or in words."""
+    if fork.state == "ready":
+        with Workspace.open(fork.root, store=fork.store) as opened:
+            return opened.unpromoted()
+    if fork.state == "forgotten":
+        return ["its files, whose history was deleted"]
+    if fork.state == "gone" and not os.path.isdir(os.path.dirname(fork.root)):
+        return ["its directory, which may be on a disk that is not mounted"]
+    return ()
 
 
 def fork_json(record: Fork) -> dict[str, object]:

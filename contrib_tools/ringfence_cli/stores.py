@@ -10,9 +10,9 @@ import click
 
 from ringfence.errors import WorkspaceLockedError
 from ringfence.escapes import escape_path
-from ringfence_cli.forks import MAX_NAMED, fork_json
+from ringfence_cli.forks import fork_json, named_paths, unpromoted_in
 from ringfence_cli.options import AS_JSON, Commands, Invocation
-from ringfence_sandbox import Fork, HistoryStore, Workspace, discard_fork, forget_store, forks_of
+from ringfence_sandbox import Fork, HistoryStore, discard_fork, forget_store, forks_of
 from ringfence_sandbox import stores as all_stores
 from ringfence_tools.printable import plural, why
 from ringfence_tools.runs.command_errors import BusyError, NotStartedError
@@ -132,27 +132,12 @@ def _forks_to_discard(store: HistoryStore, *, discards: bool) -> Sequence[Fork]:
     add(store.path)
     for fork in () if discards else found:
         with _as_refusal(fork.root):
-            if held := _held(fork):
-                named = ", ".join(escape_path(path) for path in held[:MAX_NAMED]) + (
-                    ", ..." if held[MAX_NAMED:] else ""
-                )
+            if held := unpromoted_in(fork):
                 raise NotStartedError(
                     f"the fork {fork.name} of {_root(store)} holds what was not promoted, in {escape_path(fork.root)}: "
-                    f"{named}. --discard-forks deletes it"
+                    f"{named_paths(held)}. --discard-forks deletes it"
                 )
     return found
-
-
-def _held(fork: Fork) -> Sequence[str]:
-    """Return what of a fork is nowhere else: paths, or in words."""
-    if fork.state == "ready":
-        with Workspace.open(fork.root, store=fork.store) as opened:
-            return opened.unpromoted()
-    if fork.state == "forgotten":
-        return ["its files, whose history was deleted"]
-    if fork.state == "gone" and not os.path.isdir(os.path.dirname(fork.root)):
-        return ["its directory, which may be on a disk that is not mounted"]
-    return ()
 
 
 def _forget(store: HistoryStore, forks: Sequence[Fork]) -> None:

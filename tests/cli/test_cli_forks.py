@@ -52,7 +52,7 @@ def test_a_fork_is_made_promoted_undone_and_discarded(tree: Path) -> None:
     assert str(place) in listed.stdout
     done = ringfence_text("discard", tree, "first")
     assert (done.returncode, place.exists()) == (0, False)
-    assert done.stderr == f"the fork first is gone, with {place}\n"
+    assert done.stderr == f"the fork first is gone, with {place}\nso is what was not promoted: a.txt\n"
     assert ringfence_text("forks", tree).stderr == "0 forks\n"
 
 
