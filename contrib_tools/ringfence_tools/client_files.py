@@ -86,6 +86,9 @@ class ConfigFile:
             content = self._content.decode()
         except UnicodeDecodeError as error:
             raise UneditableFileError(f"{path} is not UTF-8, and stays as it is: {error}") from error
+        if content.startswith("\ufeff"):
+            message = "begins with a byte order mark, and stays as it is: save it as UTF-8 without one"
+            raise UneditableFileError(f"{path} {message}")
         self._newline = "\r\n" if content.count("\r\n") == content.count("\n") > 0 else "\n"
         self.before = self.text = content.replace("\r\n", "\n") if self._newline == "\r\n" else content
         self._is_removed_empty = True

@@ -171,6 +171,15 @@ def test_a_file_that_cannot_be_edited_stays_as_it_is(guard: Guard, root: Path, t
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize("agent", FILES)
+def test_settings_with_a_byte_order_mark_stay_and_the_reason_is_said(guard: Guard, root: Path, agent: str) -> None:
+    path = root / FILES[agent][0]
+    path.parent.mkdir()
+    path.write_text("\ufeff{}\n")
+    assert f"{path} begins with a byte order mark, and stays as it is" in guard("install", agent, exit_code=2)
+    assert path.read_text() == "\ufeff{}\n"
+
+
 def test_a_group_that_a_person_has_added_to_stays(guard: Guard, root: Path) -> None:
     path = root / FILES["qwen"][0]
     guard("install", "qwen")
