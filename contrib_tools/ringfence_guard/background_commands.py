@@ -24,12 +24,14 @@ class BackgroundCommands:
     def __bool__(self) -> bool:
         return bool(self.loose)
 
-    def add(self, call: OpenCall) -> None:
+    def add(self, call: OpenCall, *, has_left: bool = False) -> None:
+        """Add a call whose command may go on. ``has_left`` says that its end was told, and something of it lives."""
         event, key = call.event, call.event.actor[:2]
         self.since[key] = min(call.boot, self.since.get(key, call.boot))
-        line = event.arguments if event.is_background else f"{event.arguments} (its end was never told)"
+        known = event.is_background or has_left
+        line = event.arguments if known else f"{event.arguments} (its end was never told)"
         self.loose.setdefault(key, []).append(line)
-        if event.is_detached:
+        if event.is_detached or has_left:
             self.detached.setdefault(key, []).append(event.arguments)
 
     def keep_detached(self, key: SessionKey) -> None:

@@ -48,6 +48,32 @@ def may_live(session: SessionKey, since: float, agent: int, root: str, proc: Pat
     return not agent or any(_lives(session, since, agent, root, proc) for _ in range(2))
 
 
+def may_be_left(session: SessionKey, since: float, until: float, agent: int, root: str, proc: Path = PROC) -> bool:
+    """Whether a call that began at a time may have left something that goes on. ``until`` is when the hook of its end
+    was started. ``agent`` is the agent's process.
+
+    What still comes from the agent is its own: a server, or another hook. What cannot be looked into is none of the
+    user's."""
+    found = {one.number: one for one in _processes(proc)}
+    return any(
+        not _comes_from(one, found, agent)
+        and _is_adopted(one, found, since)
+        and _works_for(proc, one.number, session, root)
+        for one in found.values()
+        if since - 2 / TICKS <= one.started <= until and one.number != os.getpid()
+    )
+
+
+def _works_for(proc: Path, process: int, session: SessionKey, root: str) -> bool:
+    """Whether a process works in the root, or has the mark, or no environment at all."""
+    try:
+        place = os.readlink(proc / str(process) / "cwd")
+    except OSError:
+        return False
+    is_inside = f"{place}/".startswith(f"{root}/")
+    return is_inside or not _environment(proc, process) or _has_mark(proc, process, session)
+
+
 def _lives(session: SessionKey, since: float, agent: int, root: str, proc: Path) -> bool:
     found = {one.number: one for one in _processes(proc)}
     younger = [one for one in found.values() if one.started >= since - 2 / TICKS]

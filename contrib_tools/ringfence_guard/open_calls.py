@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from ringfence_guard.events import HookEvent
 from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
 from ringfence_guard.judging import FailedCommandPolicy
 from ringfence_guard.kept_calls import CallGroup, KeptCalls, OpenCall
+from ringfence_guard.left_processes import may_be_left
 from ringfence_guard.transcripts import proof_of, record_size
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ REPEATED_SECONDS = 10.0
 """How long after the beginning of a call another hook of the agent may tell of it again."""
 MOST_SETTLED = 50
 """Of so many calls that were settled without an end it is known that this was so."""
+_SHELL_TOOL = re.compile(r"bash|shell|exec", re.IGNORECASE)
 NO_END = "its end was never told"
 NOT_RUN = "it was not permitted, and did not run"
 FOR_NOW = (OSError, WorkspaceLockedError)
@@ -138,15 +141,17 @@ class OpenCalls:
                     group.failed = event.exit_code
                 if len(group.open) == 1 and not group.ended:
                     group.start = start_of(self._root, call, event, self._slack_seconds)
-                return self._end_in_group(group, call, verdict_seconds)
+                return self._end_in_group(group, call, event.hooked_at, verdict_seconds)
         return None
 
-    def _end_in_group(self, group: CallGroup, call: OpenCall, verdict_seconds: float) -> str:
+    def _end_in_group(self, group: CallGroup, call: OpenCall, hooked_at: float, verdict_seconds: float) -> str:
         group.open.remove(call)
         group.ended.append(call)
         self._ended.append(_key(call.event))
         if call.event.is_background:
             self._background.add(call)
+        elif self._has_left(call, hooked_at):
+            self._background.add(call, has_left=True)
         if not group.open:
             self._settle_group(group)
         until = monotonic() + verdict_seconds
@@ -155,6 +160,14 @@ class OpenCalls:
         if not group.is_settled:
             group.unheard.append(call)
         return group.verdict
+
+    def _has_left(self, call: OpenCall, hooked_at: float) -> bool:
+        """Whether a command may have left a process that its line does not show."""
+        session = call.event.actor[:2]
+        agent, _ = self._processes.get(session, (0, 0))
+        if not (agent and hooked_at and _SHELL_TOOL.search(call.event.tool)):
+            return False
+        return may_be_left(session, call.boot, hooked_at, agent, self._root)
 
     def settle_ended(self) -> None:
         """Try again with calls that have ended, and could not be looked at then."""

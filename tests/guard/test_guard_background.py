@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import CLOCK_BOOTTIME, clock_gettime
@@ -14,7 +15,7 @@ from time import CLOCK_BOOTTIME, clock_gettime
 import pytest
 
 from ringfence.prompt import PathPolicy
-from ringfence_guard import GuardedCalls, GuardLog, HookAnswer, may_live, open_guarded, parse_event
+from ringfence_guard import GuardedCalls, GuardLog, HookAnswer, may_be_left, may_live, open_guarded, parse_event
 
 SESSION = ("claude", "s1")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -323,3 +324,67 @@ def test_the_end_of_a_call_that_was_settled_before_is_not_unseen(root: Path, sta
         calls.handle(parse_event("claude", {"hook_event_name": "PostToolUse", **common, **arguments})) == HookAnswer()
     )
     assert [(one.kind, one.note) for one in GuardLog(root.parent).read()] == [("kept", "its end was never told")]
+
+
+UNTIL = 110.0
+
+
+@pytest.fixture
+def left(machine: Machine) -> Callable[[], bool]:
+    return lambda: may_be_left(SESSION, SINCE, UNTIL, AGENT, "/repo", machine.folder)
+
+
+@pytest.mark.parametrize(
+    ("cwd", "environment", "is_left"),
+    [("/repo/src", {"LANG": "C"}, True), ("/", MARK, True), ("/", {}, True), ("/", {"LANG": "C"}, False)],
+)
+def test_what_has_lost_its_parent_may_be_left_of_a_call(
+    machine: Machine, left: Callable[[], bool], cwd: str, environment: dict[str, str], is_left: bool
+) -> None:
+    machine.add(60, 1, 101.0)
+    machine.mark(60, cwd, **environment)
+    assert left() == is_left
+
+
+def test_what_the_agent_has_started_itself_is_not_left_of_a_call(machine: Machine, left: Callable[[], bool]) -> None:
+    for number, parent in ((60, AGENT), (61, 60), (62, 40)):  # a server, its child, and a person's command
+        machine.add(number, parent, 101.0)
+        machine.mark(number, "/repo", **MARK)
+    assert not left()
+
+
+@pytest.mark.parametrize("started", [99.0, 111.0])
+def test_nor_is_what_was_there_before_or_came_after_its_end(
+    machine: Machine, left: Callable[[], bool], started: float
+) -> None:
+    machine.add(60, 1, started)
+    machine.mark(60, "/repo", **MARK)
+    assert not left()
+
+
+def test_nor_is_what_cannot_be_looked_into(machine: Machine, left: Callable[[], bool]) -> None:
+    machine.add(60, 1, 101.0, name="cron")
+    assert not left()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_call_that_leaves_a_process_which_its_line_does_not_show_is_in_the_background(
+    root: Path, start: Start, leaves: bool
+) -> None:
+    calls = start()
+    session = ("claude", "s3")
+    calls.watched(session, os.getpid(), 1)
+    common = {"session_id": "s3", "cwd": str(root), "tool_name": "Bash", "tool_use_id": "1"}
+    arguments = {"tool_input": {"command": "./start.sh"}}
+    calls.handle(parse_event("claude", {"hook_event_name": "PreToolUse", **common, **arguments}))
+    script = "(sleep 60 >/dev/null 2>&1 & echo $!)" if leaves else "echo 0"
+    done = subprocess.run(["sh", "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    try:
+        ended = parse_event("claude", {"hook_event_name": "PostToolUse", **common, **arguments})
+        calls.handle(replace(ended, hooked_at=clock_gettime(CLOCK_BOOTTIME)))
+    finally:
+        if leaves:
+            os.kill(int(done.stdout), signal.SIGKILL)
+    change(root, "late\n")
+    assert ("./start.sh" in bash(root, calls, "true", "s3").context) == leaves
+    assert (root / "protected").exists() != leaves
