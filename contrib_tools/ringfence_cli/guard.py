@@ -40,6 +40,7 @@ from ringfence_guard import (
     save_settings,
     scoped_settings,
     stop_guard,
+    unreadable_policies,
 )
 from ringfence_sandbox import StepName, store_directory
 from ringfence_tools.client_files import ClientScope
@@ -136,9 +137,8 @@ def install(
         save_launcher(state)
         with person_writes(guarded_root(installation.scope.directory), installation.paths):
             installation.install(command)
-        for line in _replace_settings(root, settings):
-            put_line(line)
-        for line in _descriptions(scoped_settings(root or Path.home())):
+        dropped = [*_replace_settings(root, settings)]
+        for line in (*dropped, *_descriptions(scoped_settings(root or Path.home()))):
             put_line(line)
         for line in () if root is None else _notes_above(root):
             put_line(line)
@@ -272,10 +272,21 @@ def status(invocation: Invocation, directory: Path) -> None:
             for name in GUARDED_AGENTS
         }
         running = None if answer is None else answer["status"]
-        settings = scoped_settings(root)
+        unreadable = unreadable_policies(root)
+        settings: Mapping[str, GuardSettings] = {}
+        with suppress(ValueError):  # which is what is unreadable
+            settings = scoped_settings(root)
         if invocation.wants_json:
             chosen = {scope: asdict(one) for scope, one in settings.items()}
-            invocation.put_json({"root": str(root), "installed": installed, "settings": chosen, "guard": running})
+            invocation.put_json(
+                {
+                    "root": str(root),
+                    "installed": installed,
+                    "settings": chosen,
+                    "unreadable_policies": unreadable or None,
+                    "guard": running,
+                }
+            )
             return
         put_line(escape_path(str(root)))
         for name, scopes in installed.items():
@@ -283,7 +294,9 @@ def status(invocation: Invocation, directory: Path) -> None:
             last = f", last event {seen}" if seen else ""
             where = f"installed, {' and '.join(scopes)}" if scopes else "not installed"
             put_line(f"{GUARDED_AGENTS[name].title}: {where}{last}")
-        for line in _descriptions(settings):
+        if unreadable:
+            put_line(one_line(f"policies cannot be read: {unreadable}; calls are denied", 1000))
+        for line in () if unreadable and not settings else _descriptions(settings):
             put_line(line)
         if running is None:
             put_line("no guard runs: the first event of an agent starts it")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ringfence_guard.guard_log import GuardedCallRecord, GuardLog
     from ringfence_guard.guarded_workspace import open_guarded
     from ringfence_guard.installation import HookInstallation, cache_around
+    from ringfence_guard.judging import unreadable_policies
     from ringfence_guard.left_processes import AGENT_MARKS, may_live
     from ringfence_guard.own_files import OwnFilesPolicy
     from ringfence_guard.settings import (
@@ -72,6 +73,7 @@ __all__ = [
     "save_settings",
     "scoped_settings",
     "stop_guard",
+    "unreadable_policies",
 ]
 
 # Imported when asked for: an event is read without a workspace.
@@ -113,6 +115,7 @@ _MODULES = {
     "save_settings": ".settings",
     "scoped_settings": ".settings",
     "stop_guard": ".connection",
+    "unreadable_policies": ".judging",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

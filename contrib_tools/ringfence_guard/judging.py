@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ringfence.failures import describe_error
 from ringfence.runtime.policy import ALLOW, BasePolicy, Policy, PolicyDecision
 from ringfence_guard.settings import GuardSettings, load_settings, scoped_settings, settings_files
 from ringfence_tools.runs.owner_policies import owner_file, policies_of
@@ -61,6 +62,15 @@ class ChosenPolicies:
         for spec in settings.policies:
             if spec.endswith(".toml") or is_code(spec):
                 yield Path(spec if spec.endswith(".toml") else spec.rpartition(":")[0])
+
+
+def unreadable_policies(root: Path) -> str:
+    """Why the policies that count in a root cannot be read, for which calls are denied there; else nothing."""
+    try:
+        ChosenPolicies(str(root))
+    except (OSError, ValueError) as error:
+        return str(error) if isinstance(error, ValueError) else describe_error(error)
+    return ""
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

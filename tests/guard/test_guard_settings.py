@@ -172,6 +172,26 @@ def test_policies_go_with_the_last_agent_that_they_were_chosen_for(root: Path, g
     assert "policies: none beside" in guard("status").stdout
 
 
+def test_a_status_says_why_policies_cannot_be_read_and_that_calls_are_denied(
+    root: Path, guard: Command, tmp_path: Path
+) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[policies]\npaths = { deny = ["/protected"] }\n')
+    guard("install", "claude", "--policy", str(rules))
+    assert "cannot be read" not in guard("status").stdout
+    assert json.loads(guard("status", "--json").stdout)["unreadable_policies"] is None
+    broken = guard_directory(root) / "settings.json"
+    for file, break_it in ((rules, rules.unlink), (rules, lambda: rules.write_text("x")), (broken, broken.unlink)):
+        break_it()
+        if file == broken:
+            file.write_text("x")
+        (line,) = (one for one in guard("status").stdout.splitlines() if one.startswith("policies cannot be read: "))
+        assert str(file) in line
+        assert line.endswith("; calls are denied")
+        assert str(file) in json.loads(guard("status", "--json").stdout)["unreadable_policies"]
+        assert "no guard runs" in guard("status").stdout
+
+
 @pytest.mark.parametrize("scope", [(), ("--user",)])
 def test_policies_that_an_installation_does_not_name_again_are_dropped_and_said(
     root: Path, guard: Command, scope: tuple[str, ...]
