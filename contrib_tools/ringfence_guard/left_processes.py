@@ -92,10 +92,15 @@ def _processes(proc: Path) -> Iterator[_Process]:
         for name in os.listdir(proc):
             if name.isdigit():
                 with suppress(OSError, ValueError, IndexError):
-                    head, _, tail = (proc / name / "stat").read_bytes().rpartition(b")")
+                    head, _, tail = _read(f"{proc}/{name}/stat").rpartition(b")")
                     words = tail.split()
                     if words[0] not in b"ZX" and not int(words[6]) & _OF_KERNEL:
                         yield _Process(int(name), int(words[1]), int(words[19]) / TICKS, head.partition(b"(")[2])
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 def _has_mark(proc: Path, process: int, session: SessionKey) -> bool:
