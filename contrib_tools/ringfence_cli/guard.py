@@ -115,11 +115,7 @@ def install(
         _check_lasting()
         installation = _installation(client, directory, personal)
         check_person(os.environ, (Path.cwd(), installation.scope.directory))
-        if rollback_on_failure and client in ("codex", "gemini"):
-            title = installation.agent.title
-            raise click.UsageError(f"--rollback-on-failure: {title} does not tell its hooks whether a command failed")
-        if trust and client != "codex":
-            raise click.UsageError("--trust is for codex")
+        _check_options(installation, rollback_on_failure=rollback_on_failure, trust=trust)
         root = None if personal else Path(os.path.realpath(directory or "."))
         settings = GuardSettings(tuple(map(_absolute, policies)), background == "deny", rollback_on_failure)
         policies_of(root or Path.home(), policies)
@@ -145,6 +141,15 @@ def install(
         if trust:
             trusted = CodexTrust(installation.scope, installation.record_path)
             put_line(f"Codex: {trusted.trust(trusted.own_hooks(installation.path), _is_trusted)}")
+
+
+def _check_options(installation: HookInstallation, *, rollback_on_failure: bool, trust: bool) -> None:
+    """Raise click.UsageError for an option that an agent has no use for."""
+    agent = installation.agent
+    if rollback_on_failure and agent.name in ("codex", "gemini"):
+        raise click.UsageError(f"--rollback-on-failure: {agent.title} does not tell its hooks whether a command failed")
+    if trust and agent.name != "codex":
+        raise click.UsageError("--trust is for codex")
 
 
 def _is_trusted(hooks: Sequence[CodexHook]) -> bool:

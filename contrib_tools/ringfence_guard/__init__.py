@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ringfence_guard.guarded_workspace import open_guarded
     from ringfence_guard.installation import HookInstallation, cache_around
     from ringfence_guard.judging import unreadable_policies
-    from ringfence_guard.left_processes import AGENT_MARKS, may_live
+    from ringfence_guard.left_processes import AGENT_MARKS, may_be_left, may_live
     from ringfence_guard.own_files import OwnFilesPolicy
     from ringfence_guard.settings import (
         GuardSettings,
