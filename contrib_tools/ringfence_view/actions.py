@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 
+from ringfence.errors import ToolValidationError
 from ringfence.escapes import display_path
 from ringfence.filesystem import InMemoryFilesystem
 from ringfence.filesystem.patch_text import parse_patch
 from ringfence_sandbox import HostFilesystem, Reversal, Workspace
-from ringfence_tools.patching import apply_to
+from ringfence_tools.patching import PatchedFile, apply_to
 from ringfence_tools.printable import one_line, plural
 from ringfence_tools.runs.person_notes import MAX_NOTE_CHARACTERS, PersonNote, PersonNotes, note_line
 from ringfence_view.diffs import DiffFile, reversed_patch
@@ -22,6 +25,7 @@ from ringfence_view.sources import CallSource
 MAX_LISTED = 20
 MAX_WAITING = 20
 """The previews that wait for somebody to go on."""
+_FROM_FIRST_LINE = re.compile(rb"^@@ -1(?:,\d+)? \+\d+(?:,\d+)? @@.*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +175,8 @@ class Actions:
 
     def _reject(self, patch: bytes, dry: bool) -> Done:
         with self._source.opened(writable=True) as workspace:
-            if dry:
-                files = apply_to(_copied(workspace.filesystem, patch), patch)
-            else:
+            patch, files = _fitted(workspace.filesystem, patch)
+            if not dry:
                 with workspace.transaction("reject", opaque=False):
                     files = apply_to(workspace.filesystem, patch)
         return Done([one_line(file.render(), 300) for file in files])
@@ -187,6 +190,21 @@ def _outcome_lines(outcomes: Mapping[str, str], shown: Mapping[str, str], reason
         yield one_line(f"{outcome}: {display_path(path)}{why}", 300)
     if len(shown) > MAX_LISTED:
         yield f"and {plural(len(shown) - MAX_LISTED, 'more path')}"
+
+
+def _fitted(files: HostFilesystem, patch: bytes) -> tuple[bytes, Sequence[PatchedFile]]:
+    """The patch of a hunk, and what it does to the files as they are now. Raises ValueError where it does not fit.
+
+    A hunk from the first line on belongs there. Where lines have come above it, its numbers count for nothing.
+    """
+    try:
+        return patch, apply_to(_copied(files, patch), patch)
+    except ToolValidationError as error:
+        for loose in {_FROM_FIRST_LINE.sub(b"@@", patch, count=1)} - {patch}:
+            with suppress(ToolValidationError):
+                return loose, apply_to(_copied(files, loose), loose)
+        why = " ".join(str(error).split())
+        raise ValueError(f"{why}. To reject the file, or to undo the step, may do") from error
 
 
 def _copied(files: HostFilesystem, patch: bytes) -> InMemoryFilesystem:

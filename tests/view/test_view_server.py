@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 from viewed import HOST, client_of, viewed_workspace
@@ -99,6 +102,12 @@ def test_a_restore_brings_the_files_back(writable: CallSource) -> None:
     assert sorted(path.name for path in root.iterdir()) == [".env", "app.py"]
 
 
+def offered_hunks(detail: str) -> list[dict[str, str]]:
+    """What the buttons of a step ask for that reject a hunk."""
+    found = re.findall(r'data-act="reject" data-arguments="([^"]*)"', detail)
+    return [{"what": "reject", **dict(parse_qsl(html.unescape(one)))} for one in found]
+
+
 def test_one_hunk_is_rejected_as_a_step_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
     root = tmp_path / "tree"
@@ -111,11 +120,9 @@ def test_one_hunk_is_rejected_as_a_step_of_its_own(tmp_path: Path, monkeypatch: 
     source = CallSource(root, None)
     client = client_of(source, can_write=True)
     detail = client.get("/entry/step-1").text
-    parts = detail.split('data-act="reject" data-arguments="key=')[1:]
-    (first, second) = [part.split('"')[0].replace("&amp;", "&") for part in parts]
+    first, second = offered_hunks(detail)
     assert first != second
-    given = dict(part.split("=") for part in f"key={second}".split("&"))
-    asked = client.post("/preview", data={"what": "reject", **given}).json()
+    asked = client.post("/preview", data=second).json()
     assert (root / "a.txt").read_text() == "".join(lines)
     with Workspace.open(root, read_only=True) as workspace:
         assert workspace.aborted() == []
@@ -123,6 +130,29 @@ def test_one_hunk_is_rejected_as_a_step_of_its_own(tmp_path: Path, monkeypatch: 
     lines[35] = "35\n"
     assert (root / "a.txt").read_text() == "".join(lines)
     assert [(entry.number, entry.title) for entry in source.page(size=1).entries] == [(2, "reject")]
+
+
+def test_a_hunk_from_the_first_line_is_rejected_below_lines_that_came_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFENCE_STATE_DIR", str(tmp_path / "state"))
+    root = tmp_path / "tree"
+    root.mkdir()
+    lines = [f"{number}\n" for number in range(9)]
+    (root / "a.txt").write_text("".join(lines))
+    with Workspace.open(root) as workspace:
+        for text in (["0\n", "one\n", *lines[2:]], ["above\n", "0\n", "one\n", *lines[2:]]):
+            with workspace.transaction("edit", opaque=False):
+                workspace.filesystem.write("a.txt", "".join(text))
+    client = client_of(CallSource(root, None), can_write=True)
+    (given,) = offered_hunks(client.get("/entry/step-1").text)
+    asked = client.post("/preview", data=given).json()
+    client.post("/act", data={"once": asked["once"]})
+    assert (root / "a.txt").read_text() == "".join(["above\n", *lines])
+    again = client.post("/preview", data=given)
+    assert again.status_code == 409
+    assert "\\x" not in again.text
+    assert "To reject the file, or to undo the step, may do" in again.text
 
 
 @pytest.mark.parametrize(
