@@ -27,8 +27,9 @@ from ringfence_cli.run_ending import summary
 from ringfence_tools.planning import Plan
 from ringfence_tools.printable import outcome_words, why
 from ringfence_tools.runs.agent_run import AgentTask, RunWatcher, apply_changes
-from ringfence_tools.runs.outputs import ErrorStream, put_diff
+from ringfence_tools.runs.outputs import ErrorStream, open_output, put_diff
 from ringfence_tools.runs.place import Place
+from ringfence_tools.runs.receipts_file import ReceiptsFile
 from ringfence_tools.runs.run_workspace import DiskWorkspace, MemoryWorkspace
 from ringfence_tools.runs.signals import Signals
 
@@ -92,7 +93,7 @@ def demonstrate(
     """
     errors = ErrorStream()
     with ExitStack() as stack:
-        store = None
+        store = receipts = None
         if keep is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringfence-demo-")))
             store = directory.with_name(f"{directory.name}-history")
@@ -103,8 +104,10 @@ def demonstrate(
                 keep.mkdir()
             except OSError as error:
                 raise click.BadParameter(f"{str(keep)!r} cannot be made: {why(error)}", param_hint="'--keep'") from None
+            receipts = open_output(ReceiptsFile, keep.with_name(f"{keep.name}.receipts.jsonl"), directory, stack)
+        watchers = [] if receipts is None else [receipts]
         try:
-            happened = _demonstrate(directory, store, data, errors, signals, in_container, image, stack)
+            happened = _demonstrate(directory, store, data, errors, signals, in_container, image, stack, watchers)
         except KeyboardInterrupt:
             raise click.Abort from None
     for what, has_happened in happened.items():
@@ -112,6 +115,7 @@ def demonstrate(
     if keep is not None:
         named = shlex.quote(str(keep))
         errors.say(f"`ringfence log {named}` has the steps, and `ringfence undo {named}` reverses the newest")
+        errors.say(f"`ringfence view {named} --receipts {named}.receipts.jsonl` shows each call, also what was denied")
     else:
         errors.say("its directory is removed again: `ringfence demo --keep DIR` leaves it to look at")
     return 0 if all(happened.values()) else 1
@@ -126,6 +130,7 @@ def _demonstrate(
     in_container: bool,
     image: str | None,
     stack: ExitStack,
+    watchers: Sequence[RunWatcher],
 ) -> dict[str, bool]:
     """Return each expected event and whether it happened."""
     task = (data / "task.txt").read_text(encoding="utf-8").strip()
@@ -142,7 +147,7 @@ def _demonstrate(
     errors.say(f"  {before.said}\n\nThe task: {task}\n")
     observer = DemoObserver(PAUSE_SECONDS if errors.isatty() else 0, directory)
     adapter = ScriptedAdapter([*_turns_for(kind, data)])
-    outcome = run_watched(AgentTask(task, workspace, adapter), signals, [observer], errors)
+    outcome = run_watched(AgentTask(task, workspace, adapter), signals, [observer, *watchers], errors)
     if outcome.outcome == "interrupted":
         raise KeyboardInterrupt
     errors.say("")

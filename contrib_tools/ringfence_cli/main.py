@@ -315,7 +315,7 @@ def serve(
     "--keep",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Work in DIR, which must not exist yet, and leave it there.",
+    help="Work in DIR, which must not exist yet, and leave it there, with receipts beside it.",
 )
 @click.option(
     "--workspace",

@@ -17,7 +17,7 @@ from ringfence_view.call_records import NOT_KEPT, ROLLED_BACK, CallRecord, CallW
 from ringfence_view.spending import describe_usage
 
 MAX_PATHS = 20
-NO_REASON = "the history has no reason; the receipts of the run have it"
+NO_REASON = "the history has no reason: receipts have it, which `run` and `exec` write with --receipts FILE"
 OUTCOMES = (
     "not_kept", "committed", "ok", "denied", "rejected", "rolled_back", "failed", "interrupted", "doubtful", "external",
     "approved",

@@ -53,6 +53,9 @@ def test_what_is_kept_is_the_repository_with_the_diff(tmp_path: Path, temporary:
     kept = tmp_path / "kept"
     ended = subprocess.run([*DEMO, "--keep", kept], capture_output=True, env=temporary, timeout=SECONDS, check=False)
     assert ended.returncode == 0
+    outcomes = [json.loads(line)["outcome"] for line in (tmp_path / "kept.receipts.jsonl").read_text().splitlines()]
+    assert {"committed", "denied", "failed"} <= {*outcomes}
+    assert b"kept.receipts.jsonl` shows each call" in ended.stderr
     assert run_tests(kept, DATA).passed
     copy_files(DATA / "sample", tmp_path / "copy")
     assert not run_tests(tmp_path / "copy", DATA).passed
