@@ -20,6 +20,8 @@ CHOICES = "yes, no, no REASON, always, all ({seconds:.0f} s, then no) "
 MAX_OUTPUT_LINES = 40
 MAX_REASON_CHARACTERS = 2_000
 CHUNK_BYTES = 4096
+WAIT_SECONDS = 0.5
+"""The longest wait for input: a Ctrl-C that comes in the instant before it begins does not end it."""
 
 
 class Screen(Protocol):
@@ -114,8 +116,9 @@ def _read_line(until: float, elsewhere: Elsewhere | None = None) -> str | None:
     line = b""
     while not line.endswith(b"\n"):
         others = [elsewhere] if elsewhere is not None and elsewhere.is_open else []
-        ready = select.select([0, *others], [], [], max(until - monotonic(), 0))[0]
-        if not ready:
+        left = max(until - monotonic(), 0)
+        ready = select.select([0, *others], [], [], min(left, WAIT_SECONDS))[0]
+        if not ready and left <= WAIT_SECONDS:
             return None
         if others and others[0] in ready and (answer := others[0].answer()) is not None:
             raise _AnsweredElsewhereError(answer)
