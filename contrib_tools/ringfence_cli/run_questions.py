@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from ringfence.policies.approval import Approval, ApprovalRequest
-from ringfence_cli.terminal import MAX_REASON_CHARACTERS, Terminal
+from ringfence_cli.terminal import MAX_REASON_CHARACTERS, WAIT_SECONDS, Terminal
 from ringfence_tools.runs.asking import NOBODY, nobody, question_lines
 
 if TYPE_CHECKING:
@@ -88,8 +88,11 @@ class PageQuestion:
     def wait(self, until: float) -> Approval | None:
         """Return the answer. None: the time is over. A page that ends is a no."""
         while self.is_open:
-            if not select.select([self], [], [], max(until - monotonic(), 0))[0]:
-                return None
+            left = max(until - monotonic(), 0)
+            if not select.select([self], [], [], min(left, WAIT_SECONDS))[0]:
+                if left <= WAIT_SECONDS:
+                    return None
+                continue
             if (answer := self.answer()) is not None:
                 return answer
         return Approval(False, PAGE_HAS_ENDED)
