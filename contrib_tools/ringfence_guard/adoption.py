@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 
 MAX_TITLE = 100
 """The most characters of a call's arguments in the line of its step."""
-_STAYS = "ringfence guard has found a late change that stays as it is, since hidden files are in no history"
-
-
-def is_for_person(text: str) -> bool:
-    """Whether a text for a model tells of what may be a person's own change."""
-    return wording.is_late(text) or text.startswith(_STAYS)
 
 
 class CallAdoption:
@@ -211,11 +205,11 @@ class CallAdoption:
                 "denied", event, aborted=back.aborted, paths=gone, note=f"late change; {note}"
             )
             self._log.append(replace(record, policy=policy, reason=reason))
-            self._tell_late(event, wording.describe_late(event.arguments, each.denied, back.aborted))
+            self._add_pending(event, wording.describe_late(event.arguments, each.denied, back.aborted))
             done = adopt(mark, paths=call.paths)
         passed = {*each.stays} if knows_hidden else {*self._hidden([change.path for change in done.changes])}
         if each.stays and knows_hidden:
-            self._conclude_stays(event, each.stays, note)
+            self._report_hidden(event, each.stays, note)
         if changed := [change.path for change in done.changes if change.path not in passed]:
             step = None if done.step is None else done.step.number
             kind: CallKind = "kept" if event.tool else "unattributed"
@@ -223,18 +217,16 @@ class CallAdoption:
         elif mark in self.tried:
             self._adopted_before([call], call_id)
 
-    def _conclude_stays(self, event: HookEvent, stays: Mapping[str, str], note: str) -> None:
+    def _report_hidden(self, event: HookEvent, stays: Mapping[str, str], note: str) -> None:
         """Log and tell which hidden files have changed that policies deny."""
         paths = sorted(stays)
         policy, _, reason = stays[paths[0]].partition(": ")
         note = f"late change; {note}; it stays as it is, since hidden files are in no history"
         record = GuardedCallRecord.of("denied", event, paths=paths, note=note)
         self._log.append(replace(record, policy=policy, reason=reason))
-        whys = "; ".join(dict.fromkeys(stays.values()))
-        by = f"by {event.arguments or 'a command'} or by somebody else"
-        self._tell_late(event, f"{_STAYS}. It is {by}: {wording.list_paths(paths)} ({whys}).")
+        self._add_pending(event, wording.describe_late_hidden(event.arguments, stays))
 
-    def _tell_late(self, event: HookEvent, text: str) -> None:
+    def _add_pending(self, event: HookEvent, text: str) -> None:
         for key in {event.actor[:2], *self._background.loose}:
             if key[1]:
                 self._pending.setdefault(key, []).append(text)

@@ -19,7 +19,7 @@ from ringfence.errors import WorkspaceLockedError
 from ringfence.escapes import escape_path
 from ringfence.runtime.policy import Policy
 from ringfence_guard import wording
-from ringfence_guard.adoption import CallAdoption, is_for_person
+from ringfence_guard.adoption import CallAdoption
 from ringfence_guard.answers import HookAnswer, can_take_context
 from ringfence_guard.background_commands import BackgroundCommands
 from ringfence_guard.call_starts import SLACK_SECONDS
@@ -347,7 +347,7 @@ class GuardedCalls:
         elif event.phase == "session_end":
             self.end_session(*key)
         if can_take_context(event) and (texts := [*self._pending.pop(key, ()), *self._said_by_person(event)]):
-            person = "\n\n".join(filter(is_for_person, texts))
+            person = "\n\n".join(filter(wording.is_for_person, texts))
             answer = HookAnswer(answer.denial, answer.verdict, "\n\n".join(texts), person)
         return answer
 

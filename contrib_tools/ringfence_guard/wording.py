@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MAX_PATHS = 40
 MAYBE_OTHERS = "by a command that may still run, or by somebody else"
 LATE = "ringfence guard has rolled back a late change"
+LATE_HIDDEN = "ringfence guard has found a late change that stays as it is, since hidden files are in no history"
 SENT = "What was sent elsewhere stays sent."
 _CONTEXT = re.compile(r"\A(?:\s*<hook_context>.*?</hook_context>)+", re.DOTALL)
 """What Gemini CLI puts before the prompt that a person typed."""
@@ -103,9 +104,16 @@ def _get_back(aborted: int) -> str:
     return f"`ringfence guard show aborted/{aborted} | git apply --include=PATH`"
 
 
-def is_late(text: str) -> bool:
-    """Whether a text tells of changes that were rolled back and may be somebody else's."""
-    return text.startswith(LATE)
+def describe_late_hidden(command: str, denied: Mapping[str, str]) -> str:
+    """Tell a model of changes of hidden files that are denied, stay, and may be somebody else's."""
+    whys = "; ".join(dict.fromkeys(denied.values()))
+    by = f"by {command or 'a command'} or by somebody else"
+    return f"{LATE_HIDDEN}. It is {by}: {list_paths(sorted(denied))} ({whys})."
+
+
+def is_for_person(text: str) -> bool:
+    """Whether a text for a model tells of what may be a person's own change."""
+    return text.startswith((LATE, LATE_HIDDEN))
 
 
 def describe_undo(
